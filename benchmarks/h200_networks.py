@@ -32,7 +32,6 @@ from torch import Tensor, nn
 
 from flrce.models.flat import pack_model
 from flrce.models.inputs import scale_inputs
-from flrce.simulation.variant_choice import find_fastest
 from flrce.training.gpu.batch_trainer import ClientBatchTrainer
 from flrce.training.gpu.variants import Variant
 from flrce.training.precision import autocast_network, use_precision
@@ -307,12 +306,13 @@ def measure(
         call = partial(stack.train, w, few, counts, RATE, variant=variant)
         call()
         found = min(seconds(call) for _ in range(2))
-        stack.free_other_buffers(Variant.LOOP)
+        stack.free_buffers()
         if DEVICE == "cuda":
             torch.cuda.empty_cache()
         return found
 
-    variant, seen = find_fastest({v: partial(tried, v) for v in stack.variants_to_time()})
+    seen = {v: tried(v) for v in stack.candidates if stack.supports(v)}
+    variant = stack.default_variant
     plain = autocast_network(copy.deepcopy(net).to(DEVICE), torch.device(DEVICE), precision)
     call = partial(stack.train, w, orders, sizes, RATE, variant=variant)
     call()

@@ -48,7 +48,6 @@ from flrce.models.resnet import ResNet
 from flrce.models.sequences import RecurrentNetwork
 from flrce.simulation.build import Simulation, build_simulation
 from flrce.simulation.run_slot import DeviceSchedulers
-from flrce.training.gpu.variants import Variant
 
 HERE = Path(__file__).resolve().parent
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -282,12 +281,9 @@ def measure_kernels(row: Row, built: Simulation, plain: PlainLoop) -> dict[str, 
         sizes.append(np.array(each * row.epochs))
     steps = sum(map(len, sizes))
     w = pack_model(built.net, slot.runner.layout).to(DEVICE).repeat(PER_ROUND, 1)
-    chosen_variants = {v for v in slot.scheduler.variants.values() if v != "loop"}
-    names = sorted(chosen_variants) or [trainer.default_variant.value]
-    times: dict[str, float] = {}
-    for name in names:
-        call = partial(trainer.train, w, orders, sizes, 0.01, variant=Variant(name))
-        times[name] = 1e6 * statistics.median(measure(call, KERNEL_CALLS)) / steps
+    call = partial(trainer.train, w, orders, sizes, 0.01)
+    us = 1e6 * statistics.median(measure(call, KERNEL_CALLS)) / steps
+    times = {trainer.default_variant.value: us}
     count = plain.train_clients()
     loop = 1e6 * statistics.median(measure(plain.train_clients, PLAIN_ROUNDS)) / count
     return {"us": times, "plain_us": loop, "steps": steps}

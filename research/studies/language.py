@@ -37,8 +37,8 @@ from flrce.simulation import simulator
 from flrce.simulation.evaluation import build_evaluation
 from flrce.simulation.run_slot import DeviceSchedulers
 from flrce.simulation.runs import build_simulation, run_in_process
-from flrce.simulation.variant_choice import VariantCache
-from flrce.training.gpu.variants import parse_variant
+from flrce.training.gpu.batch_trainer import ClientBatchTrainer
+from flrce.training.gpu.variants import Variant
 from flrce.training.objectives import NextToken
 
 PLAN = json.loads((Path(__file__).parent / "plans" / "language.json").read_text())
@@ -291,7 +291,9 @@ def speed(source: Source, args: Any) -> Iterator[dict[str, Any]]:
                     call(some)
                     wait(args.device)
                     rates[how] = len(some) * tokens / (time.perf_counter() - start)
-                ways = sorted(set(dict(getattr(built.engine.workers, "variants", {})).values()))
+                scheduler = getattr(built.engine.workers, "scheduler", None)
+                trainers = scheduler.trainers.values() if scheduler else ()
+                ways = sorted({getattr(trainer, "default_variant", "loop") for trainer in trainers})
                 row = {"clients": clients, "dtype": dtype, "repeat": repeat, "rates": rates}
                 yield {**row, "memory": memory, "ways": ways}
             told(f"{dtype} {clients} clients", args)
@@ -437,12 +439,14 @@ def main() -> None:
     ask.add_argument(
         "--beside", type=int, default=1, help="processes that share the device's memory"
     )
-    ask.add_argument("--way", default="", help="how a GPU trains lanes; measured unless given")
+    ask.add_argument(
+        "--way", default="", help="how a GPU trains lanes; chosen by rule unless given"
+    )
     args = ask.parse_args()
     args.start = time.time()
     args.known = {} if args.anew else known(Path(__file__).parent / "lines" / "language.jsonl")
     if args.way:
-        VariantCache.find_variant = lambda self, key: parse_variant(args.way)  # type: ignore[method-assign]
+        ClientBatchTrainer.default_variant = Variant(args.way)  # type: ignore[assignment, method-assign]
     simulator.training_flops, simulator.inference_flops = map(
         once, (training_flops, inference_flops)
     )

@@ -20,9 +20,7 @@ from flrce.models.flat import list_model_tensors, make_layout, pack_model
 from flrce.models.nets import build_network
 from flrce.simulation import runs
 from flrce.simulation.run_slot import DeviceSchedulers, fingerprint_network
-from flrce.simulation.variant_choice import VariantCache
 from flrce.training.batches import draw_batches
-from flrce.training.gpu.variants import Variant
 from flrce.training.trainer import TorchTrainer, derive_layer_seed
 
 rng = np.random.default_rng(0)
@@ -379,21 +377,3 @@ def test_a_dict_of_other_keys_is_another_network():
     nets = [nn.Linear(2, 2), nn.Linear(2, 2)]
     nets[0].scales, nets[1].scales = {"a": 1.0}, {"b": 1.0}
     assert fingerprint_network(nets[0], ()) != fingerprint_network(nets[1], ())
-
-
-def test_a_variant_that_no_longer_works_is_replaced(tmp_path, monkeypatch):
-    """The cache knows a network by its layers; its code may have changed since."""
-    monkeypatch.setenv("FLRCE_CACHE", str(tmp_path))
-    torch.manual_seed(0)
-    net = Net(
-        lambda net, x: net.last(F.linear(torch.tanh(net.a(x.flatten(1))), net.a.weight.t())),
-        a=nn.Linear(16, 6),
-        last=nn.Linear(16, 3),
-    )
-    monkeypatch.setattr(
-        VariantCache, "find_variant", lambda self, key: self.chosen.get(key, Variant.CHAIN)
-    )
-    found, _, federation, chosen = trained(net, "auto", DeviceSchedulers("cpu"))
-    expected = plain_loop(net, federation, chosen)
-    for key, value in found.items():
-        torch.testing.assert_close(value, expected[key], rtol=1e-3, atol=1e-4)

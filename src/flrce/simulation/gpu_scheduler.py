@@ -27,24 +27,14 @@ from flrce.simulation.batching_key import (
     extract_link_state,
     sgd_hyperparameters,
 )
-from flrce.simulation.variant_choice import (
-    VariantCache,
-    Workload,
-    describe_choice,
-    find_fastest,
-    hash_network_structure,
-    measure_seconds,
-)
 from flrce.simulation.workers import SampleScores
 from flrce.training.client import ClientRunner, IndexArray, PreparedTask
-from flrce.training.gpu.batch_trainer import ClientBatchTrainer, round_up_batch
-from flrce.training.gpu.lanes import ClientBatchResult, round_up_lanes
-from flrce.training.gpu.variants import Variant
+from flrce.training.gpu.batch_trainer import ClientBatchTrainer
+from flrce.training.gpu.lanes import ClientBatchResult
 from flrce.training.precision import Precision
 from flrce.training.trainer import TorchTrainer, TrainingResult, derive_layer_seed
 from flrce.training.update_chain import match_plain_sgd
 
-TIMING_STEPS = 4  # steps of each task when variants are timed
 # One thread at a time: work that another thread gives a GPU would spoil the step that is being
 # recorded, and while torch.fx traces a network, it takes modules that another thread calls for the
 # network's own.
@@ -85,14 +75,12 @@ class ClientBatch:
             return sent.expand(self.lanes, -1)
         return sent[[list(starts).index(task.start.data_ptr()) for task in self.tasks]]
 
-    def train(self, w: Tensor, variant: Variant, steps: int | None = None) -> ClientBatchResult:
-        """From w (lanes, d); at most so many steps of each task."""
+    def train(self, device: str) -> ClientBatchResult:
         plain = [sgd_hyperparameters(task) for task in self.tasks]
-        sizes = [task.sizes[:steps] for task in self.tasks]
         return self.trainer.train(
-            w,
-            [task.order[: size.sum()] for task, size in zip(self.tasks, sizes, strict=True)],
-            sizes,
+            self.stack_start_models(device),
+            [task.order for task in self.tasks],
+            [task.sizes for task in self.tasks],
             lr=collect_learning_rates(self.tasks, self.key.update),
             mu=torch.tensor([sgd.mu for sgd in plain]),
             first=self.key.first,
@@ -101,18 +89,6 @@ class ClientBatch:
             locals=[task.local for task in self.tasks],
             carries=[extract_link_state(state) for state in self.client_states],
             seeds=[derive_layer_seed(task.task) for task in self.tasks],
-            variant=variant,
-        )
-
-    def describe_workload(self, precision: Precision) -> Workload:
-        links = self.key.update.links if self.key.update else ()
-        names = [type(link).__name__ for link in links]
-        return Workload(
-            hash_network_structure(self.trainer.module),
-            round_up_lanes(self.lanes, 1 << 20),
-            round_up_batch(max(int(task.sizes.max()) for task in self.tasks)),
-            precision,
-            f"{self.key[:3]} {names}",
         )
 
 
@@ -128,8 +104,6 @@ class GpuScheduler:
     ) -> None:
         self.device, self.memory, self.precision = device, memory, precision
         runner.precision = precision
-        self.choices = VariantCache()
-        self.variants: dict[str, str] = {}  # those used so far, by workload
         self.runner = runner.to_device(device)
         self.trainers: dict[float | int, ClientBatchTrainer | str] = {}  # or why there is none
         self.turn = Condition()
@@ -192,20 +166,14 @@ class GpuScheduler:
                 request.answer[i] = result
 
     def _train_batch(self, batch: ClientBatch) -> list[TrainingResult]:
-        """The tasks' results by the fastest variant; one after another where memory is short."""
-        result = self._retry_with_less_memory(batch.trainer, partial(self._train_by_fastest, batch))
+        """The tasks' results; one after another where memory is short."""
+        result = self._retry_with_less_memory(batch.trainer, partial(batch.train, self.device))
         if result is None:
             return list(map(self._train_one_client, batch.tasks, batch.client_states))
         on_device = batch.tasks[0].start.device.type == torch.device(self.device).type
         w = result.w if on_device else device_transfer.to_host(result.w)
         lanes = zip(w, result.losses, result.squares, result.ends, strict=True)
         return [TrainingResult(own, loss, square, *end) for own, loss, square, end in lanes]
-
-    def _train_by_fastest(self, batch: ClientBatch) -> ClientBatchResult | None:
-        """None where the tasks are faster one after another."""
-        w = batch.stack_start_models(self.device)
-        variant = self._choose_variant(batch, w)
-        return None if variant is Variant.LOOP else batch.train(w, variant)
 
     def _retry_with_less_memory(self, trainer: ClientBatchTrainer, call: Callable[[], Any]) -> Any:
         """The result of the call, with fewer lanes at once where memory is short; None where not
@@ -237,33 +205,6 @@ class GpuScheduler:
                 extract_link_state(state),
                 task.task.augment,
             )
-
-    def _choose_variant(self, batch: ClientBatch, w: Tensor) -> Variant:
-        """The variant for a client batch: chosen before, decided by rule, or timed now."""
-        trainer = batch.trainer
-        key = batch.describe_workload(self.precision).to_cache_key(self.device)
-        variant = self.choices.find_variant(key)
-        if variant not in (None, Variant.LOOP) and not trainer.supports(variant):
-            self.choices.forget_variant(key)  # the network's code has changed since
-            variant = None
-        if variant is None:
-            candidates = trainer.variants_to_time()
-            if len(candidates) == 1:
-                return candidates[0]
-            variant, seconds = find_fastest(
-                {v: partial(self._time_variant, batch, w, v) for v in candidates}
-            )
-            log.warning("%s", describe_choice(variant, seconds, batch.lanes, trainer.module))
-            variant = self.choices.remember_variant(key, variant)
-            trainer.free_other_buffers(variant)
-        self.variants[key] = variant.value
-        return variant
-
-    def _time_variant(self, batch: ClientBatch, w: Tensor, variant: Variant) -> float:
-        """Seconds of a few steps of all tasks."""
-        call = partial(batch.train, w, variant, TIMING_STEPS)
-        call()  # compiles kernels and records the step
-        return measure_seconds(call, self.device)
 
     def _evaluate_requests(self, requests: Sequence[GpuRequest]) -> None:
         asked = [(request, *request.evaluation) for request in requests if request.evaluation]

@@ -5,7 +5,7 @@ client batch supports.
 import hashlib
 import logging
 import pickle
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -243,16 +243,6 @@ class RunSlot(Workers):
         request = GpuRequest(evaluation=(w, index))
         scores: SampleScores = self.scheduler.submit_request(self.number, request)
         return scores
-
-    @property
-    def variants(self) -> dict[str, str]:
-        """The variants used so far, by workload; a run keeps them, so that a resumed run uses the
-        same ones.
-        """
-        return self.scheduler.variants
-
-    def adopt_variants(self, variants: Mapping[str, Any]) -> None:
-        self.scheduler.choices.adopt_variants(variants)
 
     def close(self) -> None:
         self.scheduler.release_slot(self.number)

@@ -36,9 +36,8 @@ from flrce.simulation.build import (
     with_given_clients,
 )
 from flrce.simulation.result import Result, require_training, summarize_seeds
-from flrce.simulation.run_slot import DeviceSchedulers, RunSlot
+from flrce.simulation.run_slot import DeviceSchedulers
 from flrce.simulation.stop_memory import SEEDS_FILE, resolve_stop_memory
-from flrce.simulation.variant_choice import load_variants, save_variants
 from flrce.storage.disk import make_folder, write_atomically
 from flrce.storage.ledger import Ledger, refuse_unless_new
 from flrce.storage.run_model import write_model_card
@@ -321,8 +320,6 @@ def _run_to_end(
                     out,
                     explain_end(state),
                 )
-            if isinstance(built.engine.workers, RunSlot):
-                built.engine.workers.adopt_variants(load_variants(ledger.folder))
             try:
                 state = _drive_rounds(built, experiment, state, watch, ledger)
             except BaseException:
@@ -345,8 +342,6 @@ def _drive_rounds(
 ) -> State:
     for done in built.iterate_rounds(experiment, state):
         if ledger:
-            if isinstance(built.engine.workers, RunSlot):
-                save_variants(ledger.folder, built.engine.workers.variants)
             ledger.append(done)
         if watch:
             watch(done)

@@ -14,10 +14,9 @@ from flrce.models.flat import make_layout, pack_model, unpack_model
 from flrce.models.gpt import GPT
 from flrce.models.resnet import ResNet
 from flrce.models.sequences import RecurrentNetwork, TimeSeriesCNN
-from flrce.simulation.variant_choice import VariantCache, find_fastest, load_variants
 from flrce.training.gpu.batch_trainer import ClientBatchTrainer
 from flrce.training.gpu.operations import drop_values
-from flrce.training.gpu.variants import Variant, list_candidate_variants, parse_variant
+from flrce.training.gpu.variants import Variant, list_candidate_variants
 from flrce.training.objectives import Classification, NextToken
 
 IDS, L = 11, 5
@@ -319,66 +318,18 @@ def test_bfloat16_is_lower_than_float32() -> None:
     assert 1e-5 < (out[1] - out[0]).norm() / (out[0] - w).norm() < 0.3
 
 
-@pytest.mark.parametrize("variant", Variant)
-def test_a_variant_has_a_name(variant: Variant) -> None:
-    assert parse_variant(str(variant)) is variant
-
-
-def test_names_of_older_run_directories_are_known() -> None:
-    assert parse_variant("folded:columns") is Variant.COLUMNS
-    assert parse_variant("folded:direct") is Variant.DIRECT
-
-
-@pytest.mark.parametrize("name", ["", "folded", "folded:rows", "single:4", "mapped", "x", 3, None])
-def test_names_of_removed_variants_are_none(name: object) -> None:
-    assert parse_variant(name) is None
-
-
 def test_layers_decide_which_variants_may_suit() -> None:
     gpt, mlp = GPT(11, 11, 8), nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
     cnn = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2))
     chain, columns, direct = Variant.CHAIN, Variant.COLUMNS, Variant.DIRECT
     for net, is_chain, has_triton, expected in [
-        (gpt, False, True, [columns, direct]),
+        (gpt, False, True, [direct, columns]),
         (gpt, False, False, [columns]),
         (mlp, True, True, [chain, columns]),  # a linear layer has one row per sample
-        (mlp, False, True, [columns, direct]),
-        (cnn, True, True, [chain, columns, direct]),
+        (mlp, False, True, [direct, columns]),
+        (cnn, True, True, [chain, direct, columns]),
     ]:
         assert list_candidate_variants(net, is_chain, has_triton) == expected
-
-
-def test_the_fastest_variant_that_works_is_chosen() -> None:
-    def fails() -> float:
-        raise RuntimeError("out of memory")
-
-    timings = {Variant.CHAIN: fails, Variant.COLUMNS: lambda: 2.0, Variant.DIRECT: lambda: 1.0}
-    assert find_fastest(timings) == (Variant.DIRECT, {Variant.COLUMNS: 2.0, Variant.DIRECT: 1.0})
-    assert find_fastest({Variant.CHAIN: fails}) == (Variant.LOOP, {})
-
-
-def test_choices_last(tmp_path) -> None:
-    file = tmp_path / "deep" / "ways.json"
-    one, two = VariantCache(file), VariantCache(file)
-    assert one.find_variant("a") is None
-    assert one.remember_variant("a", Variant.DIRECT) is Variant.DIRECT
-    assert two.remember_variant("a", Variant.CHAIN) is Variant.DIRECT  # of two at once, the first
-    assert VariantCache(file).find_variant("a") is Variant.DIRECT
-    resumed = VariantCache(file)
-    resumed.adopt_variants({"a": "chain", "b": "loop", "c": "single:4", "d": 3})
-    expected = [Variant.CHAIN, Variant.LOOP, None, None]
-    assert [resumed.find_variant(key) for key in "abcd"] == expected
-    resumed.forget_variant("a")
-    assert VariantCache(file).find_variant("a") is None
-    file.write_text("[")
-    assert VariantCache(file).find_variant("a") is None
-
-
-def test_a_folder_that_cannot_be_written_to_costs_only_the_memory(tmp_path) -> None:
-    (tmp_path / "file").write_text("")
-    choices = VariantCache(tmp_path / "file" / "ways.json")
-    assert choices.remember_variant("a", "mapped") == "mapped"
-    assert choices.find_variant("a") == "mapped"
 
 
 def test_orders_drawn_anew_are_left_to_the_trainer() -> None:
@@ -394,36 +345,6 @@ def test_orders_drawn_anew_are_left_to_the_trainer() -> None:
     x, y = samples(None)
     with pytest.raises(BadInput, match="Drawn draws at random without a layer that says so"):
         ClientBatchTrainer(Drawn(), (2, 6, 6), x, y, 1.0, 0.0, "cpu")
-
-
-def test_a_resumed_run_uses_its_own_variants(tmp_path, monkeypatch) -> None:
-    """Whatever the machine's own file says by then."""
-    from flrce.config.experiment import Experiment
-    from flrce.simulation import gpu_scheduler, runs
-
-    monkeypatch.setenv("FLRCE_CACHE", str(tmp_path / "cache"))
-    both = [Variant.CHAIN, Variant.COLUMNS]
-    monkeypatch.setattr(ClientBatchTrainer, "variants_to_time", lambda self: both)
-    picked = iter([Variant.COLUMNS])
-    monkeypatch.setattr(
-        gpu_scheduler, "find_fastest", lambda timings: (next(picked), dict.fromkeys(timings, 1.0))
-    )
-    exp = Experiment(
-        rounds=2, clients=4, per_round=2, train={"epochs": 1}, model={"name": "own_nets:Smooth"}
-    )
-
-    def go(rounds: int, folder: str, resume: bool = False):
-        each = exp.model_copy(update={"rounds": rounds})
-        return runs.run_together([(each, tmp_path / folder)], resume, device="cpu")[0]
-
-    whole = go(2, "a")
-    assert set(load_variants(tmp_path / "a").values()) == {"columns"}
-    go(1, "b")
-    cached = tmp_path / "cache" / "ways.json"
-    cached.write_text(cached.read_text().replace("columns", "chain"))
-    again = go(2, "b", resume=True)
-    assert all(torch.equal(whole.model[name], again.model[name]) for name in whole.model)
-    assert set(load_variants(tmp_path / "b").values()) == {"columns"}
 
 
 @pytest.mark.parametrize("precision", ["bf16", "tf32"])
@@ -461,34 +382,50 @@ def test_precision_is_a_setting(precision: str, caplog) -> None:
         Experiment(**tables, engine={"precision": "fp8"})
 
 
-def fused_cnn(channels: int, hidden: int) -> nn.Module:
+def fused_cnn(channels: int) -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(2, channels, 3, padding=1),
         nn.BatchNorm2d(channels),
         nn.ReLU(),
         nn.Flatten(),
-        nn.Linear(36 * channels, hidden),
-        nn.Linear(hidden, 3),
+        nn.Linear(36 * channels, 3),
     )
 
 
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
-        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(72, 3)), ["chain"]),  # no convolutions
-        (lambda: fused_cnn(4, 8), ["chain"]),  # small, and fused throughout
-        (lambda: fused_cnn(32, 1000), ["chain", "direct"]),  # fused, of 1.2 million parameters
-        (lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(64, 3)), ["columns", "direct"]),
-        (IMAGES["resnet"], ["columns", "direct"]),
+        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(72, 3)), ["chain", "columns"]),
+        (lambda: fused_cnn(64), ["chain", "direct", "columns"]),  # fused throughout
+        (lambda: fused_cnn(65), ["direct", "columns"]),  # too wide for the fused kernels
+        (lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(64, 3)), ["direct", "columns"]),
+        (IMAGES["resnet"], ["direct", "columns"]),
     ],
 )  # fmt: skip
-def test_at_most_two_variants_are_timed(make, expected: list[str], monkeypatch) -> None:
-    """By the rules for a GPU with Triton; nothing runs there."""
-    from flrce.training.gpu import batch_trainer, chain_net
+def test_a_rule_prefers_variants_where_triton_runs(make, expected: list[str], monkeypatch) -> None:
+    from flrce.training.gpu import batch_trainer
 
     monkeypatch.setattr(batch_trainer, "supports_triton", lambda device: True)
-    monkeypatch.setattr(chain_net, "supports_triton", lambda device: True)
     x, y = samples(None)
     stack = ClientBatchTrainer(made(make), (2, 6, 6), x, y, 1.0, 0.0, "cpu")
-    stack.device = torch.device("cuda")
-    assert stack.variants_to_time() == expected
+    assert stack.candidates == expected
+    assert stack.default_variant == expected[0]
+
+
+def test_a_variant_that_fails_leaves_the_next_one_and_a_line(monkeypatch, caplog) -> None:
+    from flrce.training.gpu import batch_trainer
+
+    build = ClientBatchTrainer._build_network
+
+    def build_without_triton(self, variant):
+        if variant is Variant.DIRECT:
+            raise BadInput("a kernel does not compile")
+        return build(self, variant)
+
+    monkeypatch.setattr(batch_trainer, "supports_triton", lambda device: True)
+    monkeypatch.setattr(ClientBatchTrainer, "_build_network", build_without_triton)
+    x, y = samples(None)
+    stack = ClientBatchTrainer(made(IMAGES["resnet"]), (2, 6, 6), x, y, 1.0, 0.0, "cpu")
+    assert stack.default_variant is Variant.COLUMNS
+    assert "ResNet: no client batch by direct kernels: a kernel does not compile" in caplog.text
+    assert len(caplog.records) == 1

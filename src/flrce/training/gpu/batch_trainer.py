@@ -8,6 +8,7 @@ thousands of steps costs only its own lane at the end.
 
 import copy
 import gc
+import logging
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -23,7 +24,7 @@ from flrce.models.kinds import BASIC_KINDS
 from flrce.models.tracing import is_plain_sequence
 from flrce.training.gpu.chain_net import ChainNet, DeviceSamples, Tensors
 from flrce.training.gpu.folded_net import FoldedNet
-from flrce.training.gpu.fused_block import supports_triton
+from flrce.training.gpu.fused_block import FusedBlock, fuse_layers, supports_triton
 from flrce.training.gpu.lanes import (
     ClientBatchResult,
     Index,
@@ -46,7 +47,7 @@ from flrce.training.precision import Precision, make_autocast_context, use_preci
 from flrce.training.update_chain import UpdateChain
 
 MAX_FUSED_CHANNELS = 64  # with more channels the fused kernels are slow and compile long
-MAX_FUSED_PARAMETERS = 1_000_000  # up to here a chain that is fused throughout is always fastest
+log = logging.getLogger("flrce")
 EVALUATION_CHUNK_SAMPLES = 256  # samples of one model evaluated at once
 
 
@@ -78,26 +79,29 @@ class ClientBatchTrainer:
         self.samples = DeviceSamples(
             x.contiguous().to(device), y.to(device), float(scale), float(shift)
         )
-        self.module = copy.deepcopy(net).to(device)
+        self.module, self.name = copy.deepcopy(net).to(device), type(net).__name__
         self.layer_chain: LayerChain | None = None
         with suppress(BadInput):
             self.layer_chain = build_layer_chain(net, shape)
         self.networks: dict[Variant, LaneNetwork | BadInput] = {}
         self.candidates = list_candidate_variants(
-            net, self._may_use_chain(), supports_triton(self.device)
+            net, self._prefers_chain(), supports_triton(self.device)
         )
         # read once: batches that followed the free memory would change bits from call to call
         self.memory = _get_default_memory(self.device) if memory is None else memory
         self._buffers: dict[StepSettings, StepBuffers] = {}
         self.evaluation_network = self.get_network(self.default_variant)
 
-    def _may_use_chain(self) -> bool:
+    def _prefers_chain(self) -> bool:
+        """Whether the network is a chain whose convolutions, if any, the fused kernels suit."""
         if self.layer_chain is None:
             return False
-        if self.device.type != "cuda":
+        if not supports_triton(self.device):
             return True
+        blocks = [part for _, part in fuse_layers(self.layer_chain.layers)]
         convolutions = [layer for layer in self.layer_chain.layers if layer.kind == "conv"]
-        return all(layer.out[0] <= MAX_FUSED_CHANNELS for layer in convolutions)
+        fused = sum(isinstance(part, FusedBlock) for part in blocks) == len(convolutions)
+        return fused and all(layer.out[0] <= MAX_FUSED_CHANNELS for layer in convolutions)
 
     def get_network(self, variant: Variant) -> LaneNetwork:
         """The network of many lanes for this variant; BadInput where the variant does not suit."""
@@ -106,6 +110,8 @@ class ClientBatchTrainer:
                 self.networks[variant] = self._build_network(variant)
             except BadInput as why:
                 self.networks[variant] = why
+                if variant is not self.candidates[-1]:
+                    log.warning("%s: no client batch by %s kernels: %s", self.name, variant, why)
         network = self.networks[variant]
         if isinstance(network, BadInput):
             raise network
@@ -114,7 +120,7 @@ class ClientBatchTrainer:
     def _build_network(self, variant: Variant) -> LaneNetwork:
         if variant is Variant.CHAIN:
             if self.layer_chain is None:
-                raise BadInput(f"{type(self.module).__name__} is no chain of layers")
+                raise BadInput(f"{self.name} is no chain of layers")
             chain = ChainNet(self.module, self.layer_chain, self.samples)
             if not is_plain_sequence(self.module, BASIC_KINDS):
                 verify_chain(self.layer_chain, self.module, self.samples)
@@ -140,42 +146,19 @@ class ClientBatchTrainer:
         assert isinstance(reason, BadInput)
         raise reason
 
-    def variants_to_time(self) -> list[Variant]:
-        """The variants that may be fastest for this network: one where a rule decides, else two.
-
-        On an H200 the fused chain is first for small CNNs and for networks without convolutions;
-        between `columns` and `direct` the sizes of layers and the precision decide.
-        """
-        if self.device.type != "cuda":
-            return [self.default_variant]
-        chain = self.networks.get(Variant.CHAIN)
-        fused = isinstance(chain, ChainNet) and chain.is_fully_fused
-        if isinstance(chain, ChainNet) and not chain.has_convolutions:
-            return [Variant.CHAIN]
-        if fused and self.where.size < MAX_FUSED_PARAMETERS:
-            return [Variant.CHAIN]
-        others: list[Variant] = [
-            v for v in self.candidates if v is not Variant.CHAIN and self.supports(v)
-        ]
-        if fused:
-            return [Variant.CHAIN, *others[-1:]]
-        return others or [self.default_variant]
-
-    def halve_memory(self) -> bool:
-        """Free all buffers and use half as much memory from now on; False if nothing is left."""
+    def free_buffers(self) -> None:
         self._buffers.clear()
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def halve_memory(self) -> bool:
+        """Free all buffers and use half as much memory from now on; False if nothing is left."""
+        self.free_buffers()
         if self.memory < self._estimate_bytes(1, 1):
             return False
         self.memory //= 2
         return True
-
-    def free_other_buffers(self, variant: Variant) -> None:
-        """Free the buffers of all other variants."""
-        for settings in [key for key in self._buffers if key.variant is not variant]:
-            del self._buffers[settings]
 
     def train(
         self,

@@ -149,18 +149,6 @@ class ChainNet:
         if supports_triton(samples.x.device):
             self.parts = fuse_layers(links.layers)
 
-    @property
-    def has_convolutions(self) -> bool:
-        return any(layer.kind == "conv" for layer in self.links.layers)
-
-    @property
-    def is_fully_fused(self) -> bool:
-        """Whether it convolves, and every convolution is part of a fused block."""
-        blocks = any(isinstance(part, FusedBlock) for _, part in self.parts)
-        return blocks and not any(
-            isinstance(part, LayerSpec) and part.kind == "conv" for _, part in self.parts
-        )
-
     def find_first_trained_layer(self, first: int) -> int:
         """The place in the chain of the first layer that trains."""
         return 0 if first == 0 else self.links.layers.index(self.links.weight_layers[first])

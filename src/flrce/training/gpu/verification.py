@@ -124,7 +124,7 @@ def _verify_in_precision(
             raise FunctionMismatch(_explain_side_effect(what, still))
         _verify_finished_lanes(net, trained, others, x)
         there = _run_lanes_separately(module, trained, others, x)
-    except BadInput:
+    except (BadInput, torch.OutOfMemoryError):
         raise
     except Exception as why:  # torch and the module's own code raise many kinds
         line = str(why).splitlines()[0][:120] if str(why) else type(why).__name__
