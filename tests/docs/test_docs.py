@@ -255,7 +255,7 @@ def test_links_lead_to_headings_that_exist(page: Path) -> None:
 
 
 def test_every_recipe_has_a_section() -> None:
-    heads = re.findall(r"^## .+\((.+)\)$", (DOCS / "methods.md").read_text(), re.MULTILINE)
+    heads = re.findall(r"^### .+\((.+)\)$", (DOCS / "methods.md").read_text(), re.MULTILINE)
     named = {name for head in heads for name in re.findall(r"`([\w-]+)`", head)}
     assert named == set(CATALOGUE)
 
