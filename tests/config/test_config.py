@@ -143,10 +143,11 @@ BAD = [
     ("data.least=0", "data.least = 0: should be greater than or equal to 1"),
     ("model.lowrank=2", "model.lowrank = 2: should be less than or equal to 1"),
     ("model.fixed=3", "model.fixed = 3: should be a valid string"),
-    ("fleet.presence=dayly", "fleet.presence = 'dayly': did you mean 'diurnal'?"),
+    ("fleet.presence=diurnl", "fleet.availability = 'diurnl': did you mean 'diurnal'?"),
     ("fleet.battery=phon", "fleet.battery = 'phon': did you mean 'phone'?"),
     ("fleet.carbon=none.csv", "fleet.carbon 'none.csv' cannot be read"),
     ("fleet.regions=DE", "fleet.regions and fleet.start are about carbon; give fleet.carbon"),
+    ("fleet.interval=0", "greater than 0"),
     ("fleet.start=2021-01-01", "fleet.start = 2021-01-01: should be a valid string"),
     ("stop.grams=0", "stop.grams = 0: should be greater than 0"),
     ("stop.rounds=0", "stop.rounds = 0: should be"),
@@ -445,12 +446,12 @@ def test_a_recipe_with_a_trainer_of_one_s_own_is_written_and_read(tmp_path, monk
 @pytest.mark.parametrize(
     ("setting", "line"),
     [
-        ("fleet.presence=[]", "fleet.presence = []: name at least one"),
-        ('fleet.presence=""', "fleet.presence = ''"),
-        ("fleet.presence={}", "fleet.presence = {}"),
+        ("fleet.availability=[]", "fleet.availability = []: name at least one"),
+        ('fleet.availability=""', "fleet.availability = ''"),
+        ("fleet.availability={}", "fleet.availability = {}"),
     ],
 )
-def test_nobody_s_presence_is_refused(setting, line, capsys):
+def test_no_availability_model_is_an_error(setting, line, capsys):
     assert main(["run", "--no-save", "--set", setting]) == 2
     told = capsys.readouterr().err
     assert line in told

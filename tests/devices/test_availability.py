@@ -24,11 +24,14 @@ from flrce.devices.availability import (
     make_fleet_clients,
 )
 from flrce.devices.costs import DeviceProfile
-from flrce.devices.fleet_model import FleetDynamics
+from flrce.devices.fleet_model import FleetDynamics, build_fleet_dynamics
 from flrce.devices.traces import TraceAvailability
 from flrce.errors import BadInput
+from flrce.report.live import RunWatcher
+from flrce.report.why import explain_round, explain_run_end
 from flrce.rng import draw_uniforms
 from flrce.simulation import runs
+from flrce.storage.read import read_single_run
 
 NAMES = tuple(f"c{k}" for k in range(60))
 MODELS = [
@@ -217,32 +220,124 @@ def test_a_bad_trace_is_one_line(tmp_path, content, why):
     path = tmp_path / "trace"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(BadInput, match=why) as error:
-        Experiment(fleet={"presence": {"piece": "trace", "path": str(path)}})
+        Experiment(fleet={"availability": {"piece": "trace", "path": str(path)}})
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
     ("setting", "why"),
     [
-        ("fleet.presence=diurnl", "did you mean 'diurnal'"),
-        ("fleet.presence={piece='chance', share=1.5}", "share = 1.5"),
-        ("fleet.presence={piece='churn', stays=0.0}", "stays = 0.0"),
-        ("fleet.presence={piece='trace', path='none.csv'}", "none.csv"),
-        ("fleet.presence=['diurnal', 'curn']", "did you mean 'churn'"),
+        ("fleet.availability=diurnl", "did you mean 'diurnal'"),
+        ("fleet.availability={piece='chance', share=1.5}", "share = 1.5"),
+        ("fleet.availability={piece='churn', stays=0.0}", "stays = 0.0"),
+        ("fleet.availability={piece='trace', path='none.csv'}", "none.csv"),
+        ("fleet.availability=['diurnal', 'curn']", "did you mean 'churn'"),
     ],
 )
-def test_bad_presence_is_one_line(setting, why, capsys):
+def test_bad_availability_is_one_line(setting, why, capsys):
     assert main(["run", "--set", setting, "--no-save"]) == 2
     error = capsys.readouterr().err
     assert why in error
     assert error.count("\n") == 1
 
 
-def test_presence_and_availability_exclude_each_other():
-    with pytest.raises(BadInput, match=r"fleet\.availability goes by rounds"):
+def test_the_old_name_of_availability_means_the_same(tmp_path, caplog):
+    old = Experiment(fleet={"presence": ["diurnal", "churn"]})
+    assert old == Experiment(fleet={"availability": ["diurnal", "churn"]})
+    assert "presence" not in old.to_toml()
+    with pytest.raises(BadInput, match=r"fleet\.presence is the old name of fleet\.availability"):
         Experiment(fleet={"presence": "diurnal", "availability": "daily"})
-    with pytest.raises(BadInput, match=r"fleet\.presence is the simulator's"):
-        runs.run(Experiment(fleet={"presence": "diurnal"}, engine={"name": "flower"}))
+    path = tmp_path / "e.toml"
+    for table, told in (
+        ('presence = "churn"', "fleet.presence is now called fleet.availability"),
+        ('availability = "daily"', 'fleet.availability = "daily" goes by rounds'),
+        ('availability = { piece = "by-chance", share = 0.3 }', '"by-chance" goes by rounds'),
+        ('availability = "churn"', ""),
+    ):
+        path.write_text(f"[fleet]\n{table}\n")
+        caplog.clear()
+        Experiment.load(path)
+        lines = [record.getMessage() for record in caplog.records]
+        assert len(lines) == (1 if told else 0)
+        assert not told or told in lines[0]
+
+
+def test_availability_is_the_simulator_s():
+    for key, value in (("availability", "diurnal"), ("interval", 60.0)):
+        with pytest.raises(BadInput, match=rf"fleet\.{key} is the simulator's"):
+            runs.run(Experiment(fleet={key: value}, engine={"name": "flower"}))
+
+
+class EveryOther:
+    """A user's model by the second, which is no subclass: a and c, then b, by slots of 10 s."""
+
+    def is_available(self, seed, crowd, at):
+        odd = np.floor(np.broadcast_to(at, len(crowd)) / 10) % 2 == 1
+        return np.array([name in "bd" for name in crowd.names]) == odd
+
+    def find_next_change(self, seed, crowd, at):
+        return (np.floor(np.broadcast_to(at, len(crowd)) / 10) + 1) * 10
+
+
+def not_the_first(seed, client, t):
+    """A user's model by rounds: a cannot be reached in odd rounds."""
+    return client != "a" or t % 2 == 0
+
+
+def test_reasons_add_up_to_all_who_cannot_be_reached():
+    names = ("a", "b", "c", "d", "e")
+    models = [EveryOther(), not_the_first]
+    life = build_fleet_dynamics(0, names, {}, models)
+    # of a, c, e at second 0, a cannot be reached in round 1
+    assert life.find_reachable_clients(0.0, None, 1) == (
+        ["c", "e"],
+        {"away": 2, "not in this round": 1},
+    )
+    assert life.find_reachable_clients(0.0, None, 2) == (["a", "c", "e"], {"away": 2})
+    assert life.find_reachable_clients(10.0, None, 1) == (["b", "d"], {"away": 3})
+    # nobody leaves its work because of the round
+    assert np.isinf(
+        find_departure_times(life.availability, 0, life.crowd, 0.0, 9.0)[[0, 2, 4]]
+    ).all()
+
+
+def test_the_record_counts_who_could_not_be_reached_and_why(tmp_path):
+    names = [f"{k}" for k in range(8)]
+    sessions = "".join(f"{k},{0 if int(k) < 5 else 1e5},1e6\n" for k in names)
+    (tmp_path / "trace.csv").write_text("client,from,to\n" + sessions)
+    # a phone that begins below its floor refuses: 0.1 of a battery against 0.2
+    fleet = {
+        "availability": {"piece": "trace", "path": str(tmp_path / "trace.csv")},
+        "profile": "phone",
+        "clients": {"0": "jetson-nano", "1": "jetson-nano", "*": "phone"},
+        "battery": {"piece": "phone", "least": 0.1, "most": 0.1, "on": ["phone"]},
+    }
+    tables = {"rounds": 1, "clients": 8, "per_round": 4, "recipe": {"name": "fedavg"}}
+    found = runs.run(Experiment(**tables, fleet=fleet), tmp_path / "run")
+    why = found.history[0].why
+    assert why["reachable"] == 2
+    assert why["unreachable"] == {"outside its sessions": 3, "battery below its floor": 3}
+    told = explain_round(read_single_run(tmp_path / "run"), 1).sentences[0]
+    assert "(not asked: 3 outside its sessions, 3 battery below its floor)" in told
+    last = explain_run_end(read_single_run(tmp_path / "run")).sentences
+    assert any("6 of 8 clients never trained" in each for each in last)
+    (view,) = RunWatcher([tmp_path]).take_snapshot()
+    assert view["round"]["reach"].startswith("2 of 8 reachable (not asked: 3 outside its sessions")
+
+
+def test_a_clock_too_short_for_its_fleet_is_named_before_the_run(caplog):
+    tables = {"rounds": 2, "clients": 6, "per_round": 3, "recipe": {"name": "fedavg"}}
+    hourly = {"piece": "chance", "share": 0.5}
+    runs.run(Experiment(**tables, fleet={"availability": hourly}))
+    (line,) = [r.getMessage() for r in caplog.records if "modelled clock" in r.getMessage()]
+    assert "0 of 6 clients come or go" in line
+    assert "fleet.interval" in line
+    caplog.clear()
+    # two rounds that begin two hours apart see more than an hour
+    found = runs.run(Experiment(**tables, fleet={"availability": hourly, "interval": 7200.0}))
+    runs.run(Experiment(**tables, fleet={"availability": "by-chance"}))
+    assert not any("modelled clock" in record.getMessage() for record in caplog.records)
+    assert found.history[1].began == 7200.0
 
 
 MIX = {"raspberry-pi-4": 0.5, "phone": 0.5}
@@ -251,7 +346,7 @@ LIVING = {
     "clients": 12,
     "per_round": 4,
     "train": {"epochs": 1},
-    "fleet": {"profile": MIX, "presence": {"piece": "chance", "share": 0.5, "slot": 0.05}},
+    "fleet": {"profile": MIX, "availability": {"piece": "chance", "share": 0.5, "slot": 0.05}},
 }
 PACES = [None, {"piece": "fastest"}, {"piece": "buffered", "size": 2}]
 paced = pytest.mark.parametrize("pace", PACES, ids=["synchronous", "fastest", "buffered"])
@@ -278,7 +373,7 @@ def test_nobody_works_while_absent_and_the_books_add_up(pace, tmp_path):
         for line in done.clients:
             some = life.crowd.take_rows(life.get_indices([line.client]))
             gone = find_departure_times(
-                life.presence, 0, some, sent[line.client], max(line.spent.seconds - 1e-9, 0.0)
+                life.availability, 0, some, sent[line.client], max(line.spent.seconds - 1e-9, 0.0)
             )
             assert np.isinf(gone[0])
         useful = sum(line.spent.joules for line in done.clients if line.outcome == "useful")
@@ -311,9 +406,9 @@ def test_killed_after_any_round_it_goes_on_to_the_same_bits(pace, tmp_path):
 def test_a_night_is_waited_for():
     nights = {"piece": "diurnal", "night": 1.0, "day": 0.0, "spread": 0.0, "wifi": 1.0}
     tables = {"rounds": 2, "clients": 6, "per_round": 3, "recipe": {"name": "fedavg", "minimum": 3}}
-    first = runs.run(Experiment(**tables, fleet={"presence": nights})).history[0]
+    first = runs.run(Experiment(**tables, fleet={"availability": nights})).history[0]
     assert first.began == 0.0  # plugged in since 22:30 or so of the day before
-    first = runs.run(Experiment(**tables, fleet={"presence": {**nights, "zones": [9.0]}})).history[
-        0
-    ]
+    first = runs.run(
+        Experiment(**tables, fleet={"availability": {**nights, "zones": [9.0]}})
+    ).history[0]
     assert 13.2 * HOUR < first.began < 13.8 * HOUR  # 09:00 there, and plugged in at 22:15 to 22:45

@@ -331,7 +331,7 @@ def alive(tmp_path):
     fleet = {
         "profile": "phone",
         "carbon": str(tmp_path / "c.npz"),
-        "presence": {"piece": "diurnal", "needs": "wifi"},
+        "availability": {"piece": "diurnal", "needs": "wifi"},
         "battery": {
             "piece": "phone",
             "capacity": 0.002,
@@ -374,7 +374,7 @@ def test_a_budget_of_grams_is_not_passed(alive):
 def test_clean_hours_emit_less(alive):
     plain = runs.run(
         Experiment(
-            **{**alive, "fleet": {**alive["fleet"], "presence": "always"}},
+            **{**alive, "fleet": {**alive["fleet"], "availability": "always"}},
             recipe={"name": "fedavg"},
         )
     )

@@ -106,15 +106,15 @@ def folder(tmp_path_factory):
 
 
 def experiment(folder, case, **changes):
-    presence, pace = CASES[case]
-    presence = (
-        {"piece": "trace", "path": str(folder / presence)}
-        if isinstance(presence, str)
-        else presence
+    availability, pace = CASES[case]
+    availability = (
+        {"piece": "trace", "path": str(folder / availability)}
+        if isinstance(availability, str)
+        else availability
     )
     living = {
         "profile": {str(folder / "slow.toml"): 0.7, str(folder / "board.toml"): 0.3},
-        "presence": presence,
+        "availability": availability,
         "battery": {
             "piece": "phone",
             "floor": 0.25,
@@ -217,7 +217,7 @@ def test_whatever_the_fleet_its_books_hold(folder, case):
             some = life.crowd.take_rows(life.get_indices([client]))
             assert np.isinf(
                 find_departure_times(
-                    life.presence, exp.seed, some, began, max(line.spent.seconds - 1e-6, 0.0)
+                    life.availability, exp.seed, some, began, max(line.spent.seconds - 1e-6, 0.0)
                 )[0]
             )
             assert line.spent.grams == pytest.approx(

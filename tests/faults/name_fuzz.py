@@ -144,7 +144,7 @@ def tables_of(rng: random.Random, folder: Path) -> dict[str, Any]:
         {"train": {"update": [named]}},
         {"train": {"augment": [named]}},
         {"fleet": {"availability": named}},
-        {"fleet": {"presence": [named]}},
+        {"fleet": {"availability": [named]}},
         {"fleet": {"battery": named}},
         {"data": {"trouble": [named]}},
         {"objective": {"name": name_of(rng), **some}},

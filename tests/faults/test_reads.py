@@ -139,13 +139,13 @@ def test_every_public_reader_is_named_here():
 @row33
 @pytest.mark.parametrize("kind", NOT_FILES)
 @pytest.mark.parametrize(
-    "key", ["data.path", "fleet.carbon", "fleet.clients", "fleet.presence.path"]
+    "key", ["data.path", "fleet.carbon", "fleet.clients", "fleet.availability.path"]
 )
 def test_on_the_command_line(key, kind, tmp_path, capfd):
     path = put(tmp_path / "mine.csv", kind)
     values = [f"{key}={path}"]
-    if key == "fleet.presence.path":
-        values = [f'fleet.presence={{piece="trace", path="{path}"}}']
+    if key == "fleet.availability.path":
+        values = [f'fleet.availability={{piece="trace", path="{path}"}}']
     words = [word for value in values for word in ("--set", value)]
     assert in_child(lambda: os._exit(main(["run", "--set", "rounds=1", *words]))) == 2
     told = capfd.readouterr().err

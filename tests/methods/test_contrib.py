@@ -216,7 +216,7 @@ def test_a_budget_among_clients_that_come_and_go(tmp_path):
     """Batteries, presence and a deadline beside it; and again after a kill."""
     fleet = {
         **FLEET,
-        "presence": {"piece": "chance", "share": 0.6, "slot": 5.0},
+        "availability": {"piece": "chance", "share": 0.6, "slot": 5.0},
         "battery": "phone",
     }
     tables = budgeted(15.0)

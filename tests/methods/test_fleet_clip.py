@@ -218,7 +218,7 @@ SHAPES = {
             "aggregator": {"piece": "fleet-clip", "sketch": 64, "seed": 3},
         }
     },
-    "come and go": {"fleet": {"presence": "diurnal"}},
+    "come and go": {"fleet": {"availability": "diurnal"}},
     "buffered": {
         "recipe": {"name": "flrce", "preset": "hardened", "pace": {"piece": "buffered", "size": 3}}
     },

@@ -88,7 +88,7 @@ def compared(tmp_path_factory):
     file = folder / "e.toml"
     file.write_text(
         "rounds = 6\nclients = 12\nper_round = 4\n[train]\nepochs = 2\n"
-        f'[fleet]\ncarbon = "{folder / "c.npz"}"\nstart = "2021-03-01T02:00"\npresence = "always"\n'
+        f'[fleet]\ncarbon = "{folder / "c.npz"}"\nstart = "2021-03-01T02:00"\navailability = "always"\n'
     )
     assert (
         main(

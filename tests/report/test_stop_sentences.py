@@ -114,8 +114,8 @@ def test_why_says_how_many_clients_could_be_reached(tmp_path) -> None:  # type: 
     assert any("clients never trained." in each for each in explain_run_end(run).sentences)
     more = replace(h, why={"reachable": 9, "busy": 4})
     assert (
-        "5 of the 9 clients that could be reached, at random; there are 20, and 4 more were still"
-        " at work"
+        "5 of the 9 clients that could be reached, at random; there are 20 (not asked: 4"
+        " still at work on an earlier task)"
         in (
             explain_round(
                 replace(run, rounds=(replace(more, chosen=tuple("12345")),)), h.t

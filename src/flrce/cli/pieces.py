@@ -17,7 +17,6 @@ SETTING_OF_ROLE = {
     "schedule": "a link's rate",
     "augment": "train.augment",
     "availability": "fleet.availability",
-    "presence": "fleet.presence",
     "battery": "fleet.battery",
     "trouble": "data.trouble",
 }

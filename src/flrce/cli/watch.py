@@ -190,6 +190,7 @@ def describe_last_round(run: dict[str, Any]) -> list[Text]:
         )
         lines.append(
             f"round {last['t']} of {run['folder']}: {names}{more}; {last['replied']} counted"
+            + (f"; {last['reach']}" if last.get("reach") else "")
         )
     if run["refusals"]:
         t, client, reason = run["refused"][0]

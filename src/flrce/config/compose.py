@@ -44,9 +44,8 @@ RECIPE_FLAGS = ("holdouts", "sums")  # of any recipe: true or false
 ROLE_METHODS = {  # of kinds of piece without a base class
     "schedule": "__call__",
     "augment": "__call__",
-    "availability": "__call__",
+    "availability": "find_next_change",
     "trouble": "apply_to_fleet",
-    "presence": "find_next_change",
     "battery": "compute_levels",
 }
 
@@ -310,6 +309,8 @@ def _explain_wrong_piece(role: str, kind: type) -> str:
     if role == "link":
         return explain_wrong_link(kind)
     if has_member(kind, ROLE_METHODS[role]):
+        return ""
+    if role == "availability" and has_member(kind, "__call__"):  # of (seed, client, round)
         return ""
     return (
         f"{kind.__name__} has no {ROLE_METHODS[role]!r}, so it is no {role}; see docs/extending.md"

@@ -6,7 +6,7 @@ import logging
 import tomllib
 import typing
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,6 +31,7 @@ from flrce.config.sections import (
     Section,
     StopSection,
     TrainSection,
+    explain_old_availability,
 )
 from flrce.config.serialize import serialize_recipe
 from flrce.core.bounds import PositiveInt, format_value
@@ -113,8 +114,6 @@ class Experiment(Section):
             )
         with suppress(UserCodeNotImported):  # a command that only looks goes on without
             self.build_recipe()
-        with suppress(UserCodeNotImported):
-            self.build_availability()
         with suppress(UserCodeNotImported), apply_trust(self._trust):
             self.data.build_trouble()
         with suppress(UserCodeNotImported):
@@ -145,9 +144,11 @@ class Experiment(Section):
             tables["recipe"] = complete_stored_table(tables["recipe"])
         for override in overrides:
             _apply_override(tables, override)
-        if not stored and isinstance(tables.get("recipe"), dict):
-            notice = explain_changed_name(tables["recipe"])
-            if notice:
+        if not stored:
+            recipe = tables.get("recipe")
+            notices = [explain_changed_name(recipe) if isinstance(recipe, dict) else ""]
+            notices.append(explain_old_availability(tables.get("fleet")))
+            for notice in filter(None, notices):
                 log.warning("%s: %s", path or "experiment", notice)
         if not isinstance(trust, Trust):
             trust = trust_file(
@@ -242,15 +243,10 @@ class Experiment(Section):
         gamma = self.model.lowrank
         return net if gamma is None else factorize_network(net, gamma, self.seed)
 
-    def build_availability(self) -> Callable[[str, int], bool] | None:
-        """(client, round) -> whether it can be reached; None: always."""
-        with apply_trust(self._trust):
-            return self.fleet.build_round_availability(self.seed)
-
     def build_life(
         self, clients: tuple[str, ...], devices: Mapping[str, DeviceProfile]
     ) -> FleetDynamics | None:
-        """The fleet by the clock; None: everyone is there all the time."""
+        """The fleet by the clock; None: everyone can be reached all the time."""
         with apply_trust(self._trust):
             return self.fleet.build_fleet_model(self.seed, clients, devices)
 

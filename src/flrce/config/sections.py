@@ -2,12 +2,11 @@
 stop.
 """
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from flrce.config.compose import build_piece
 from flrce.core.bounds import BatchSize, EpochCount, LearningRate, PositiveFloat, PositiveInt
@@ -172,54 +171,57 @@ class FleetSection(Section):
     profile: str | dict[str, Annotated[float, Gt(0), Le(1e9)]] = "jetson-nano"
     # profiles by client or pattern, or a csv file of them
     clients: str | dict[str, str] | None = None
-    # who can be reached in which round; all, unless given
-    availability: str | dict[str, Any] | None = None
-    # and at which second; of several, all
-    presence: str | dict[str, Any] | list[str | dict[str, Any]] | None = None
+    # who can be reached when; of several models, all must say so; everyone, unless given
+    availability: str | dict[str, Any] | list[str | dict[str, Any]] | None = None
     battery: str | dict[str, Any] | None = None  # what devices run on; mains, unless given
     carbon: str | None = None  # a file of carbon intensities by hour
     # whose electricity; all of the file
     regions: str | dict[str, Annotated[float, Gt(0), Le(1e9)]] | None = None
     start: str | None = None  # when the run begins, UTC; with the file's first hour, unless given
+    interval: PositiveFloat | None = (
+        None  # seconds from a round's start to the next one's, at least
+    )
 
-    def build_round_availability(self, seed: int) -> Callable[[str, int], bool] | None:
-        """(client, round) -> whether it can be reached; None: always."""
-        if self.availability is None:
-            return None
-        return partial(build_piece("availability", self.availability, "fleet"), seed)
+    @model_validator(mode="before")
+    @classmethod
+    def _rename_presence(cls, table: Any) -> Any:
+        """`presence` is the name that availability by the second had."""
+        if not isinstance(table, dict) or "presence" not in table:
+            return table
+        if "availability" in table:
+            raise ValueError("fleet.presence is the old name of fleet.availability; drop one")
+        renamed = {key: value for key, value in table.items() if key != "presence"}
+        return {**renamed, "availability": table["presence"]}
 
     def build_fleet_model(
         self, seed: int, clients: tuple[str, ...], devices: Mapping[str, DeviceProfile]
     ) -> FleetDynamics | None:
-        """The fleet by the clock; None: everyone is there all the time, and nothing else is asked
-        of it.
+        """The fleet by the clock; None: everyone can be reached all the time, and nothing else is
+        asked of it.
         """
         if self.carbon is None and (self.regions is not None or self.start is not None):
             raise BadInput(
                 "fleet.regions and fleet.start are about carbon; give fleet.carbon, a file of"
                 " intensities"
             )
-        if self.presence is None and self.battery is None and self.carbon is None:
+        asked = (self.availability, self.battery, self.carbon, self.interval)
+        if all(value is None for value in asked):
             return None
-        if self.availability is not None:
-            raise BadInput(
-                "fleet.availability goes by rounds, all else in [fleet] by seconds; take"
-                " fleet.presence"
-            )
-        presence = "always" if self.presence is None else self.presence
-        wanted = presence if isinstance(presence, list) else [presence]
-        if not wanted:
-            raise BadInput(
-                "fleet.presence = []: name at least one model of who is there, or leave it out"
-            )
-        models = [build_piece("presence", each, "fleet") for each in wanted]
+        wanted = "always" if self.availability is None else self.availability
+        if wanted == []:
+            raise BadInput("fleet.availability = []: name at least one model, or leave it out")
+        models = [
+            build_piece("availability", each, "fleet")
+            for each in (wanted if isinstance(wanted, list) else [wanted])
+        ]
         battery = None if self.battery is None else build_piece("battery", self.battery, "fleet")
         grid = (
             None
             if self.carbon is None
             else carbon.build_carbon_grid(self.carbon, self.regions, self.start, clients, seed)
         )
-        return build_fleet_dynamics(seed, clients, devices, models, battery, grid)
+        interval = self.interval or 0.0
+        return build_fleet_dynamics(seed, clients, devices, models, battery, grid, interval)
 
     @field_validator("profile")
     @classmethod
@@ -236,6 +238,23 @@ class FleetSection(Section):
         for name in set(read_device_assignments(value).values()) if value is not None else ():
             load_profile(name)
         return value
+
+
+def explain_old_availability(fleet: Any) -> str:
+    """One line where a [fleet] table uses a name or model of version 0.1; "" elsewhere."""
+    if not isinstance(fleet, Mapping):
+        return ""
+    if "presence" in fleet:
+        return "fleet.presence is now called fleet.availability; the old name means the same"
+    wanted = fleet.get("availability")
+    name = wanted.get("piece") if isinstance(wanted, Mapping) else wanted
+    if name not in ("by-chance", "daily"):
+        return ""
+    new = "chance" if name == "by-chance" else "diurnal"
+    return (
+        f'fleet.availability = "{name}" goes by rounds and keeps its meaning; "{new}" goes by the'
+        " seconds of the run's clock (docs/fleet.md)"
+    )
 
 
 class StopSection(Section):

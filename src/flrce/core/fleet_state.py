@@ -2,7 +2,7 @@
 that emitted.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,22 +29,24 @@ def initial_fleet_state(engine: Engine) -> dict[str, Any]:
 
 def reachable_clients(
     recipe: Recipe, engine: Engine, state: State, t: int, under_way: Sequence[PendingTask]
-) -> tuple[float, Sequence[str]]:
-    """When round t begins, and who can be reached then.
+) -> tuple[float, Sequence[str], Mapping[str, int]]:
+    """When round t begins, who can be reached then, and how many cannot be for which reason.
 
-    A round waits for what its pace wants, and until as many are there as it needs replies, unless
-    some are under way.
+    A round waits for what its pace wants, for the fleet's interval, and until as many clients can
+    be reached as it needs replies, unless some are under way.
     """
     now, life = read_clock(state.history), get_fleet_dynamics(engine)
     if life is None:
-        return now, engine.clients(t)
+        return now, engine.clients(t), {}
     charge = state.memory.get(FLEET_STATE_KEY)
+    if life.interval and state.history:
+        now = max(now, state.history[-1].began + life.interval)
     hours = recipe.pace.forecast_hours
     if hours and life.grid is not None:
         now = recipe.pace.choose_start_time(now, life.grid.forecast_intensity(now, hours))
     if not under_way:
-        now = life.find_time_with_clients(now, recipe.minimum, charge)
-    return now, life.list_reachable_clients(now, charge)
+        now = life.find_time_with_clients(now, recipe.minimum, charge, t)
+    return now, *life.find_reachable_clients(now, charge, t)
 
 
 def view_with_fleet_state(view: RoundView, engine: Engine, state: State) -> RoundView:

@@ -48,7 +48,7 @@ def plan_round(recipe: Recipe, engine: Engine, state: State, seed: int, T: int =
     t = state.t + 1
     purpose = f"select{state.attempt or ''}"  # another try at the same round draws anew
     pending = list_pending_tasks(recipe, state)
-    now, reachable = reachable_clients(recipe, engine, state, t, pending)
+    now, reachable, unreachable = reachable_clients(recipe, engine, state, t, pending)
     state, pool = admit_clients(recipe, engine, state, reachable)
     busy = {task.task.k for task in pending}
     pool = exclude_busy_clients(pool, busy) if busy else pool
@@ -74,7 +74,7 @@ def plan_round(recipe: Recipe, engine: Engine, state: State, seed: int, T: int =
         recipe, engine, state, inquiry, make_stream(seed, purpose, t)
     )
     notes = engine.annotate_tasks(tasks)
-    absent = count_absent(state.roster, pool, busy)
+    absent = count_absent(state.roster, pool, busy, unreachable)
     state, models = encode_downloads(recipe, engine, state, tasks)
     kinds = count_download_kinds(recipe, models)
     selection = replace(selection, why={**selection.why, **notes, **absent, **kinds})

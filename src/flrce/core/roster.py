@@ -2,9 +2,10 @@
 
 import logging
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 from torch import Tensor
 
@@ -59,14 +60,18 @@ def exclude_busy_clients(rows: tuple[int, ...], busy: set[int]) -> tuple[int, ..
 
 
 def count_absent(
-    roster: Sequence[str], pool: Sequence[int], busy: Collection[int]
-) -> dict[str, int]:
-    """For the ledger: how many could be asked, and how many were still at work; nothing where
-    everybody could be.
+    roster: Sequence[str],
+    pool: Sequence[int],
+    busy: Collection[int],
+    unreachable: Mapping[str, int],
+) -> dict[str, Any]:
+    """For the ledger: how many could be asked, how many were still at work, and how many could not
+    be reached by reason; nothing where everybody could be asked.
     """
     if len(pool) == len(roster):
         return {}
-    return {"reachable": len(pool), **({"busy": len(busy)} if busy else {})}
+    reasons = {"unreachable": dict(unreachable)} if unreachable else {}
+    return {"reachable": len(pool), **({"busy": len(busy)} if busy else {}), **reasons}
 
 
 @lru_cache(maxsize=4)

@@ -1,13 +1,14 @@
-"""Who is there at a second of the run's clock: pure functions of (seed, client, time), so that a
-resumed run meets the same clients.
+"""Which clients can be reached at a second of the run's clock: pure functions of (seed, client,
+time), so that a resumed run meets the same clients.
 
-A model answers two questions for many clients at once: `here`, whether each can be reached, and
-`until`, up to when that surely holds. One of one's own is a class with these two methods, named in
-`fleet.presence`.
+A model answers two questions for many clients at once: `is_available`, whether each can be reached,
+and `find_next_change`, up to when that surely holds. A user's model is a class with these two
+methods, named in `fleet.availability`.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal, Protocol, runtime_checkable
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from annotated_types import Ge, Gt, Le
@@ -30,15 +31,15 @@ class FleetClients:
     ids: NDArray[np.uint64]
     ahead: FloatArray | None = None  # (M,) hours ahead of UTC; None: a model draws them
     midnight: float = 0.0  # seconds since midnight UTC when the run begins
+    round: int = 0  # the round that is planned; 0: none
 
     def __len__(self) -> int:
         return len(self.names)
 
     def take_rows(self, rows: NDArray[np.int64]) -> "FleetClients":
         names = tuple(self.names[row] for row in rows.tolist())
-        return FleetClients(
-            names, self.ids[rows], None if self.ahead is None else self.ahead[rows], self.midnight
-        )
+        ahead = None if self.ahead is None else self.ahead[rows]
+        return FleetClients(names, self.ids[rows], ahead, self.midnight, self.round)
 
 
 def make_fleet_clients(
@@ -47,27 +48,31 @@ def make_fleet_clients(
     return FleetClients(names, hash_names(names), ahead, midnight)
 
 
-@runtime_checkable
-class AvailabilityModel(Protocol):
-    """Whether each client is there at second `at` (one for all, or one for each), and until when
-    that holds.
+class AvailabilityModel(ABC):
+    """Whether each client can be reached at second `at` (one for all, or one for each), and until
+    when that holds.
     """
 
-    def is_available(self, seed: int, crowd: FleetClients, at: ArrayLike) -> BoolArray: ...
-    def find_next_change(self, seed: int, crowd: FleetClients, at: ArrayLike) -> FloatArray: ...
+    @property
+    def absence(self) -> str:
+        """Why a client cannot be reached, in a few words."""
+        return "away"
 
+    @abstractmethod
+    def is_available(self, seed: int, crowd: FleetClients, at: ArrayLike) -> BoolArray:
+        """(clients,) whether each can be reached."""
 
-@runtime_checkable
-class ChargingAwareModel(Protocol):
-    """A model that knows when clients are plugged in: another model, or None where its figures do
-    not say.
-    """
+    @abstractmethod
+    def find_next_change(self, seed: int, crowd: FleetClients, at: ArrayLike) -> FloatArray:
+        """(clients,) seconds up to which that surely holds."""
 
-    def get_charging_model(self) -> AvailabilityModel | None: ...
+    def get_charging_model(self) -> "AvailabilityModel | None":
+        """When clients are plugged in; None: the model does not know."""
+        return None
 
 
 @dataclass(frozen=True)
-class AlwaysAvailable:
+class AlwaysAvailable(AvailabilityModel):
     """Everyone is there."""
 
     def is_available(self, seed: int, crowd: FleetClients, at: ArrayLike) -> BoolArray:
@@ -78,7 +83,7 @@ class AlwaysAvailable:
 
 
 @dataclass(frozen=True)
-class BernoulliAvailability:
+class BernoulliAvailability(AvailabilityModel):
     """Bernoulli: in every slot of so many seconds each client is there with probability `share`."""
 
     share: PositiveProportion = 0.5
@@ -108,7 +113,7 @@ class BernoulliAvailability:
 
 
 @dataclass(frozen=True)
-class DiurnalAvailability:
+class DiurnalAvailability(AvailabilityModel):
     """By local time: a phone that is plugged in at night and on Wi-Fi at home, as production fleets
     want it.
 
@@ -132,6 +137,12 @@ class DiurnalAvailability:
     stays: Annotated[float, Gt(0), Le(24)] = 14.0
     wifi: Proportion = 0.9
     zones: tuple[Annotated[float, Ge(-12), Le(14)], ...] = (0.0,)
+
+    @property
+    def absence(self) -> str:
+        return {"charging": "not charging", "wifi": "no Wi-Fi"}.get(
+            self.needs, "not charging on Wi-Fi"
+        )
 
     def get_charging_model(self) -> "DiurnalAvailability":
         """When clients are plugged in."""
@@ -205,7 +216,7 @@ class DiurnalAvailability:
 
 
 @dataclass(frozen=True)
-class ChurnAvailability:
+class ChurnAvailability(AvailabilityModel):
     """Clients join, leave and return: means of exponential times, in seconds.
 
     A client joins after `joins`, stays for `stays`, then leaves: for `away`, or, unless it
@@ -216,6 +227,10 @@ class ChurnAvailability:
     stays: PositiveFloat = 8 * HOUR
     away: PositiveFloat = 16 * HOUR
     returns: Proportion = 0.9
+
+    @property
+    def absence(self) -> str:
+        return "not joined, or left"
 
     def is_available(self, seed: int, crowd: FleetClients, at: ArrayLike) -> BoolArray:
         return self._simulate_sessions(seed, crowd, _broadcast_times(crowd, at))[0]
@@ -245,7 +260,7 @@ class ChurnAvailability:
 
 
 @dataclass(frozen=True)
-class JointAvailability:
+class JointAvailability(AvailabilityModel):
     """There only while all of several models say so."""
 
     models: tuple[AvailabilityModel, ...]
@@ -263,6 +278,57 @@ class JointAvailability:
         gone = np.where(here, -np.inf, until).max(0)
         found: FloatArray = np.where(here.all(0), until.min(0), gone)
         return found
+
+
+@dataclass(frozen=True)
+class GivenAvailability(AvailabilityModel):
+    """A user's object with `is_available` and `find_next_change`."""
+
+    model: Any
+
+    def is_available(self, seed: int, crowd: FleetClients, at: ArrayLike) -> BoolArray:
+        return np.asarray(self.model.is_available(seed, crowd, at), bool)
+
+    def find_next_change(self, seed: int, crowd: FleetClients, at: ArrayLike) -> FloatArray:
+        return np.asarray(self.model.find_next_change(seed, crowd, at), np.float64)
+
+
+@dataclass(frozen=True)
+class RoundAvailability(AvailabilityModel):
+    """A callable of (seed, client, round) that says yes or no. A client that leaves while it works
+    still answers.
+    """
+
+    model: Any
+
+    @property
+    def absence(self) -> str:
+        return "not in this round"
+
+    def is_available(self, seed: int, crowd: FleetClients, at: ArrayLike) -> BoolArray:
+        if crowd.round < 1:
+            return np.ones(len(crowd), bool)
+        return np.array([bool(self.model(seed, name, crowd.round)) for name in crowd.names], bool)
+
+    def find_next_change(self, seed: int, crowd: FleetClients, at: ArrayLike) -> FloatArray:
+        return np.full(len(crowd), np.inf)
+
+
+def to_availability_model(piece: Any) -> AvailabilityModel:
+    """A model of ours as it is, a user's object or callable within a model."""
+    if isinstance(piece, AvailabilityModel):
+        return piece
+    return GivenAvailability(piece) if goes_by_seconds(piece) else RoundAvailability(piece)
+
+
+def goes_by_seconds(piece: Any) -> bool:
+    """Whether a piece says who can be reached at a second, not in a round."""
+    return hasattr(piece, "is_available")
+
+
+def list_models(model: AvailabilityModel) -> tuple[AvailabilityModel, ...]:
+    """The models that must all have a client available."""
+    return model.models if isinstance(model, JointAvailability) else (model,)
 
 
 def find_departure_times(

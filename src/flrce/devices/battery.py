@@ -13,7 +13,13 @@ from annotated_types import Ge, Le
 from torch import Tensor
 
 from flrce.core.bounds import NonEmptyText, NonNegativeFloat, PositiveFloat, Proportion
-from flrce.devices.availability import AvailabilityModel, BoolArray, FleetClients, FloatArray
+from flrce.devices.availability import (
+    AvailabilityModel,
+    BoolArray,
+    FleetClients,
+    FloatArray,
+    goes_by_seconds,
+)
 from flrce.rng import draw_uniforms
 
 JOULES_PER_WATT_HOUR = 3600.0  # joules
@@ -36,7 +42,7 @@ class PhoneBattery:
     mAh at 3.85 V).
 
     It begins at a level drawn between `least` and `most`; `idle_watts` is all that it does besides
-    training; it charges with `charge_watts` while plugged in: as the presence model says, or
+    training; it charges with `charge_watts` while plugged in: as the availability model says, or
     `charging`, or else by night (`diurnal`). Below `floor` it refuses to work. `on`: only devices
     of these profiles have one; without it all have.
     """
@@ -47,12 +53,14 @@ class PhoneBattery:
     idle_watts: NonNegativeFloat = 0.3
     least: Annotated[float, Ge(0), Le(1)] = 0.3
     most: Annotated[float, Ge(0), Le(1)] = 1.0
-    charging: Any = field(default=None, metadata={"piece": "presence"})
+    charging: Any = field(default=None, metadata={"piece": "availability"})
     on: tuple[NonEmptyText, ...] = ()
 
     def __post_init__(self) -> None:
         if self.least > self.most:
             raise ValueError(f"least = {self.least:g} is above most = {self.most:g}")
+        if self.charging is not None and not goes_by_seconds(self.charging):
+            raise ValueError("charging goes by rounds; give a model that goes by seconds")
 
     @property
     def joules(self) -> float:

@@ -1,9 +1,10 @@
-"""A fleet as it lives by the run's clock: who is there, who goes while it works, what it spends and
-emits by then.
+"""A fleet by the run's clock: who can be reached, who leaves while it works, what it spends and
+emits.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,13 +17,14 @@ from flrce.devices.availability import (
     DAY,
     AvailabilityModel,
     BoolArray,
-    ChargingAwareModel,
     DiurnalAvailability,
     FleetClients,
     FloatArray,
     JointAvailability,
     find_departure_times,
+    list_models,
     make_fleet_clients,
+    to_availability_model,
 )
 from flrce.devices.battery import BatteryState, PhoneBattery, with_battery_levels
 from flrce.devices.carbon import CarbonGrid
@@ -30,6 +32,8 @@ from flrce.devices.costs import DeviceProfile
 
 MAX_WAIT_SECONDS = 7 * DAY  # how long a server waits for clients
 BATTERY_CHECK_SECONDS = 900.0  # seconds after which it looks again for batteries that have charged
+MIN_CHANGING_SHARE = 0.05  # of the clients that come or go in a run: fewer are worth a warning
+LOW_BATTERY = "battery below its floor"  # why a client refuses
 ClientWork = tuple[str, float, ClientCost]  # a client, when it began, what it spends
 
 
@@ -42,38 +46,65 @@ class FleetDynamics:
     seed: int
     crowd: FleetClients
     row: Mapping[str, int]  # client -> its row in the crowd
-    presence: AvailabilityModel
+    availability: AvailabilityModel
     devices: Mapping[str, DeviceProfile]
     battery: PhoneBattery | None = None
     charger: AvailabilityModel | None = None
     has: BoolArray | None = None  # (M,) who has a battery; None: all
     grid: CarbonGrid | None = None
+    interval: float = 0.0  # seconds from a round's start to the next one's, at least
 
     def initial_state(self) -> BatteryState | None:
         """What the batteries remember before the first round."""
         return None if self.battery is None else self.battery.initial_state(len(self.crowd))
 
-    def list_reachable_clients(self, now: float, charge: BatteryState | None = None) -> list[str]:
-        """Who can be reached, and does not refuse."""
-        return [
-            self.crowd.names[row]
-            for row in np.flatnonzero(self._reachable_mask(now, charge)).tolist()
-        ]
+    def list_reachable_clients(
+        self, now: float, charge: BatteryState | None = None, t: int = 0
+    ) -> list[str]:
+        """Who can be reached as round t is planned, and does not refuse."""
+        return self.find_reachable_clients(now, charge, t)[0]
+
+    def find_reachable_clients(
+        self, now: float, charge: BatteryState | None = None, t: int = 0
+    ) -> tuple[list[str], dict[str, int]]:
+        """The clients that can be reached as round t is planned, and how many cannot be for which
+        reason: the first that holds.
+        """
+        reachable, counts = self._check_reachable(now, charge, t)
+        return [self.crowd.names[row] for row in np.flatnonzero(reachable).tolist()], counts
 
     def find_time_with_clients(
-        self, now: float, need: int, charge: BatteryState | None = None
+        self, now: float, need: int, charge: BatteryState | None = None, t: int = 0
     ) -> float:
         """When at least `need` can be reached, from now on; now, where that takes longer than a
         server waits.
         """
         at = now
         while at <= now + MAX_WAIT_SECONDS:
-            if int(self._reachable_mask(at, charge).sum()) >= need:
+            if int(self._check_reachable(at, charge, t)[0].sum()) >= need:
                 return at
             # nobody comes or goes before
-            change = float(self.presence.find_next_change(self.seed, self.crowd, at).min())
+            change = float(self.availability.find_next_change(self.seed, self.crowd, at).min())
             at = change if charge is None else min(change, at + BATTERY_CHECK_SECONDS)
         return now
+
+    def describe_short_clock(self, seconds: float, need: int) -> str:
+        """Whether nearly nobody comes or goes in a run of so many seconds; "" where enough do, or
+        where a round would wait.
+        """
+        changes = self.availability.find_next_change(self.seed, self.crowd, 0.0)
+        here = self.availability.is_available(self.seed, self.crowd, 0.0)
+        changing = int((changes < seconds).sum())
+        if np.isinf(changes).all() or here.sum() < need:
+            return ""
+        if changing >= max(1.0, MIN_CHANGING_SHARE * len(self.crowd)):
+            return ""
+        return (
+            f"the run's modelled clock ends after about {seconds:.3g} s, and {changing} of"
+            f" {len(self.crowd)} clients come or go by then (the first after"
+            f" {changes.min() / 3600:.2g} h): all rounds meet the same clients; set fleet.interval,"
+            " the seconds from one round's start to the next one's, such as 3600"
+        )
 
     def compute_battery_levels(
         self, charge: BatteryState | None, rows: NDArray[np.int64], at: FloatArray
@@ -100,7 +131,7 @@ class FleetDynamics:
         )
         lasts = np.array([spent.seconds for _, _, spent in works])
         some = self.crowd.take_rows(rows)
-        gone = find_departure_times(self.presence, self.seed, some, at, lasts) - at
+        gone = find_departure_times(self.availability, self.seed, some, at, lasts) - at
         flat = np.full(len(works), np.inf)
         if self.battery is not None and self.charger is not None and charge is not None:
             joules = np.array([spent.joules for _, _, spent in works])
@@ -161,38 +192,43 @@ class FleetDynamics:
     def get_indices(self, clients: Sequence[str]) -> NDArray[np.int64]:
         return np.array([self.row[client] for client in clients], np.int64)
 
-    def _reachable_mask(self, now: float, charge: BatteryState | None) -> BoolArray:
-        there = self.presence.is_available(self.seed, self.crowd, now)
+    def _check_reachable(
+        self, now: float, charge: BatteryState | None, t: int
+    ) -> tuple[BoolArray, dict[str, int]]:
+        """(M,) whether each can be reached, and how many cannot be for each reason."""
+        crowd = replace(self.crowd, round=t)
+        reachable, counts = np.ones(len(crowd), bool), dict[str, int]()
+        for model in list_models(self.availability):
+            remaining = reachable & model.is_available(self.seed, crowd, now)
+            if lost := int(reachable.sum() - remaining.sum()):
+                counts[model.absence] = counts.get(model.absence, 0) + lost
+            reachable = remaining
         if charge is None or self.battery is None:
-            return there
-        rows = np.flatnonzero(there)
+            return reachable, counts
+        rows = np.flatnonzero(reachable)
         levels = self.compute_battery_levels(charge, rows, np.full(len(rows), now))
-        there = there.copy()
-        there[rows[levels < self.battery.floor]] = False
-        return there
+        low = rows[levels < self.battery.floor]
+        reachable[low] = False
+        return reachable, {**counts, LOW_BATTERY: len(low)} if len(low) else counts
 
 
 def build_fleet_dynamics(
     seed: int,
     clients: tuple[str, ...],
     devices: Mapping[str, DeviceProfile],
-    models: Sequence[AvailabilityModel],
+    models: Sequence[Any],
     battery: PhoneBattery | None = None,
     grid: CarbonGrid | None = None,
+    interval: float = 0.0,
 ) -> FleetDynamics:
-    """A fleet: there while every model says so, with batteries and electricity of their regions."""
+    """A fleet: available while every model says so, with batteries and regional electricity."""
     zones = None if grid is None else [carbon.get_utc_offset(name) for name in grid.regions]
     ahead = None
     if grid is not None and zones and None not in zones:
         ahead = np.array(zones, np.float64)[grid.of]
-    everyone = models[0] if len(models) == 1 else JointAvailability(tuple(models))
-    chargers = [
-        model.get_charging_model() for model in models if isinstance(model, ChargingAwareModel)
-    ]
-    charger = None
-    if battery is not None:
-        known = [each for each in chargers if each is not None]
-        charger = battery.charging or (known[0] if known else DiurnalAvailability(needs="charging"))
+    given = tuple(map(to_availability_model, models))
+    everyone = given[0] if len(given) == 1 else JointAvailability(given)
+    charger = None if battery is None else choose_charging_model(battery, given)
     has = None
     if battery is not None and battery.on:
         has = np.array([devices[client].name in battery.on for client in clients], bool)
@@ -208,4 +244,17 @@ def build_fleet_dynamics(
         charger,
         has,
         grid,
+        interval,
+    )
+
+
+def choose_charging_model(
+    battery: PhoneBattery, models: Sequence[AvailabilityModel]
+) -> AvailabilityModel:
+    """The battery's own model of charging, or the first that knows, or by night."""
+    if battery.charging is not None:
+        return to_availability_model(battery.charging)
+    known = (model.get_charging_model() for model in models)
+    return next(
+        (model for model in known if model is not None), DiurnalAvailability(needs="charging")
     )

@@ -1,12 +1,9 @@
-"""Who is there: a pure function of (seed, client, round), so that a resumed run meets the same
-clients.
-
-A model of one's own is any callable of these three that says yes or no, named in
-`fleet.availability`.
+"""Availability by round, as version 0.1 had it: callables of (seed, client, round) that say yes or
+no. `RoundAvailability` makes a model by the second of them.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
@@ -16,7 +13,7 @@ from flrce.rng import make_stream
 
 @dataclass(frozen=True)
 class RandomRoundAvailability:
-    """Everyone is there in a `share` of the rounds, at random."""
+    """Everyone is available in a `share` of the rounds, at random."""
 
     share: Annotated[float, Field(gt=0, le=1)] = 0.5
 
@@ -26,8 +23,8 @@ class RandomRoundAvailability:
 
 @dataclass(frozen=True)
 class DailyRoundAvailability:
-    """Everyone is there for the first `awake` rounds of a day of `day` rounds, each from an hour of
-    its own on.
+    """Everyone is available for the first `awake` rounds of a day of `day` rounds, each from an
+    hour of its own on.
     """
 
     day: PositiveInt = 24
@@ -36,9 +33,3 @@ class DailyRoundAvailability:
     def __call__(self, seed: int, client: str, t: int) -> bool:
         rises = int(make_stream(seed, "rises", 0, client).integers(self.day))
         return (t - 1 - rises) % self.day < self.awake
-
-
-ROUND_AVAILABILITY_MODELS: dict[str, Any] = {
-    "by-chance": RandomRoundAvailability,
-    "daily": DailyRoundAvailability,
-}

@@ -32,7 +32,7 @@ from flrce.core.files import (
     read_text_limited,
     validate_memory,
 )
-from flrce.devices.availability import DAY, BoolArray, FleetClients, FloatArray
+from flrce.devices.availability import DAY, AvailabilityModel, BoolArray, FleetClients, FloatArray
 from flrce.errors import BadInput, format_one_line
 from flrce.formats.plain_pickle import load_plain_pickle
 from flrce.rng import draw_uniforms
@@ -82,7 +82,7 @@ class SessionTable:
 
 
 @dataclass(frozen=True)
-class TraceAvailability:
+class TraceAvailability(AvailabilityModel):
     """Sessions from a file; they come again when the trace is over, unless `repeat` is false.
 
     A client takes the sessions under its own name, or, where the file does not have it, those of
@@ -93,6 +93,10 @@ class TraceAvailability:
     path: NonEmptyText
     repeat: bool = True
     needs: Literal["both", "charging", "wifi"] = "both"
+
+    @property
+    def absence(self) -> str:
+        return "outside its sessions"
 
     def __post_init__(self) -> None:
         load_sessions(self.path, self.needs)

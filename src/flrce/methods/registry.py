@@ -241,14 +241,15 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "warm-up": WarmUp,
     },
     "augment": TRANSFORMS,
-    "availability": round_availability.ROUND_AVAILABILITY_MODELS,
     "trouble": trouble.TROUBLE_KINDS,
-    "presence": {
+    "availability": {
         "always": availability.AlwaysAvailable,
         "chance": availability.BernoulliAvailability,
         "diurnal": availability.DiurnalAvailability,
         "churn": availability.ChurnAvailability,
         "trace": TraceAvailability,
+        "by-chance": round_availability.RandomRoundAvailability,
+        "daily": round_availability.DailyRoundAvailability,
     },
     "average": {
         "last": LastModel,

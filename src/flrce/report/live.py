@@ -19,6 +19,7 @@ from flrce.core.cost_table import COSTS
 from flrce.core.types import RoundRecord
 from flrce.errors import BadInput, format_one_line
 from flrce.report.ledger_tail import RecordTail
+from flrce.report.selection import describe_round_reach
 from flrce.report.verdict import collect_run_notes, describe_state, get_planned_rounds
 from flrce.storage import metric_format as words
 from flrce.storage.limited import describe_error, read_limited
@@ -222,6 +223,7 @@ def build_run_view(run: RecordedRun, owner: str, ends: float | None, last: float
             "chosen": list(newest.chosen[:MAX_LISTED_CLIENTS]),
             "replied": len(newest.replied),
             "rejected": len(newest.rejected),
+            "reach": describe_round_reach(newest, len(run.roster)),
         },
         "trained": [[client, n] for client, n in chosen.most_common(MAX_LISTED_CLIENTS)],
         "waiting": max(len(run.roster) - len(chosen), 0),

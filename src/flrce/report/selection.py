@@ -1,5 +1,7 @@
 """How a round's clients were picked, in one sentence."""
 
+from collections.abc import Mapping
+
 from flrce.core.types import RoundRecord
 from flrce.report.scores import recover_selection_draw
 from flrce.storage.read import RecordedRun
@@ -10,7 +12,13 @@ GROUPING_TEXTS = {  # how those who are due are grouped (methods/selection/turns
     "sizes": "of all sizes",
     "chance": "at random",
 }
-NON_SELECTOR_KEYS = ("reachable", "busy")  # figures of a round that no selector wrote
+NON_SELECTOR_KEYS = (
+    "reachable",
+    "busy",
+    "unreachable",
+)  # figures of a round that no selector wrote
+
+BUSY = "still at work on an earlier task"
 
 
 def describe_selection(run: RecordedRun, h: RoundRecord) -> str:
@@ -50,10 +58,10 @@ def _describe_uniform_draw(run: RecordedRun, h: RoundRecord) -> str:
     if reachable is None:
         return f"{len(h.chosen)} of {M} clients at random, all equally likely"
     if reachable == len(h.chosen):
-        return f"all {reachable} clients that could be reached, of {M}{_describe_busy_clients(h)}"
+        return f"all {reachable} clients that could be reached, of {M}{_describe_absent_clients(h)}"
     return (
         f"{len(h.chosen)} of the {reachable} clients that could be reached, at random; there are"
-        f" {M}{_describe_busy_clients(h)}"
+        f" {M}{_describe_absent_clients(h)}"
     )
 
 
@@ -64,30 +72,48 @@ def _describe_reachable_clients(run: RecordedRun, h: RoundRecord) -> str:
         if reachable is None
         else (
             f"; {reachable} of {len(run.roster)} clients could be"
-            f" reached{_describe_busy_clients(h)}"
+            f" reached{_describe_absent_clients(h)}"
         )
     )
 
 
-def _describe_busy_clients(h: RoundRecord) -> str:
-    return (
-        f", and {h.why['busy']} more were still at work on earlier tasks"
-        if h.why.get("busy")
-        else ""
-    )
+def _describe_absent_clients(h: RoundRecord) -> str:
+    """Why the others could not be asked."""
+    reasons = [f"{count} {reason}" for reason, count in count_absence_reasons(h).items()]
+    return f" (not asked: {', '.join(reasons)})" if reasons else ""
+
+
+def count_absence_reasons(h: RoundRecord) -> dict[str, int]:
+    """How many clients could not be asked in a round, by reason."""
+    found = h.why.get("unreachable")
+    reasons = dict(found) if isinstance(found, Mapping) else {}
+    return {**reasons, BUSY: h.why["busy"]} if h.why.get("busy") else reasons
+
+
+def describe_round_reach(record: RoundRecord, clients: int) -> str:
+    """How many clients could be asked in a round, and why the others could not; "" where all
+    could be.
+    """
+    if "reachable" not in record.why:
+        return ""
+    return f"{record.why['reachable']} of {clients} reachable{_describe_absent_clients(record)}"
 
 
 def describe_reach(run: RecordedRun) -> str:
-    """How few clients could be reached, and how many never trained; "" where all could be reached
-    in every round.
+    """How few clients could be reached, why, and how many never trained; "" where all could be
+    reached in every round and all trained.
     """
-    counts = [h.why["reachable"] for h in run.rounds if "reachable" in h.why]
-    if not counts:
-        return ""
     trained = {client for h in run.rounds for client in h.replied}
-    never = len(run.roster) - len(trained & set(run.roster))
-    least = f"{min(counts)} of {len(run.roster)} at the fewest"
-    return (
-        f"In {len(counts)} of {len(run.rounds)} rounds not every client could be asked ({least});"
-        f" {never} of {len(run.roster)} clients never trained."
+    M = len(run.roster)
+    never = M - len(trained & set(run.roster))
+    idle = f"{never} of {M} clients never trained" if never else ""
+    limited = [h for h in run.rounds if "reachable" in h.why]
+    if not limited:
+        return f"{idle}." if idle else ""
+    least = min(limited, key=lambda h: h.why["reachable"])
+    found = (
+        f"In {len(limited)} of {len(run.rounds)} rounds not every client could be asked; the"
+        f" fewest, in round {least.t}, were {least.why['reachable']} of"
+        f" {M}{_describe_absent_clients(least)}"
     )
+    return f"{found}; {idle or 'every client has trained'}."

@@ -53,6 +53,7 @@ from flrce.training.client import ClientRunner, find_personal_state
 from flrce.training.dry_run import unwrap_network_output, validate_on_samples
 from flrce.training.precision import Precision, resolve_cpu_precision
 
+MAX_ESTIMATED_CLIENTS = 100  # clients whose work is estimated to say how long a run lasts
 log = logging.getLogger("flrce")
 
 
@@ -172,12 +173,27 @@ def build_simulation(
         experiment.engine.eval_every,
         experiment.build_objective(federation.source.kind),
         recipe.kept,
-        experiment.build_availability(),
         experiment.build_life(tuple(federation.clients), devices),
     )
+    warn_about_short_clock(experiment, recipe, engine)
     return Simulation(
         recipe, federation, net, engine, "" if model is None else type(model).__name__
     )
+
+
+def warn_about_short_clock(experiment: Experiment, recipe: Recipe, engine: Simulator) -> None:
+    """One line where the run ends, by its modelled clock, before clients come or go."""
+    life = engine.fleet_dynamics
+    if life is None:
+        return
+    tasks = [
+        Task(client, k, 1, experiment.seed, recipe.work, update=recipe.chain, rounds=1)
+        for k, client in enumerate(engine.federation.clients[:MAX_ESTIMATED_CLIENTS])
+    ]
+    longest = max(engine.estimate(task).seconds for task in tasks)
+    seconds = experiment.rounds * max(longest, life.interval)
+    if told := life.describe_short_clock(seconds, recipe.minimum):
+        log.warning("%s", told)
 
 
 def with_given_clients(

@@ -171,17 +171,12 @@ def _run_on_flower(
         raise BadInput(
             f"engine.name = 'flower' needs flwr ({why}); {format_install_command('flower')}"
         ) from why
-    if experiment.fleet.availability is not None:
-        raise BadInput(
-            "fleet.availability is the simulator's; on Flower clients are there while connected;"
-            " drop it"
-        )
     if experiment.objective is not None and str(experiment.objective).startswith(GIVEN):
         raise BadInput(
             "objective and metrics from Python are the simulator's; name them in the experiment as"
             ' "package.module:Class"'
         )
-    for key in ("presence", "battery", "carbon"):
+    for key in ("availability", "battery", "carbon", "interval"):
         if getattr(experiment.fleet, key) is not None:
             raise BadInput(
                 f"fleet.{key} is the simulator's; on Flower clients are there while connected;"

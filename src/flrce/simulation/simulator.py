@@ -59,12 +59,10 @@ class Simulator(Engine):
         eval_every: int = 1,
         objective: Objective = Classification(),
         kept: Sequence[str] = (),
-        there: Callable[[str, int], bool] | None = None,
         life: FleetDynamics | None = None,
     ) -> None:
         source = federation.source
-        self.fleet_dynamics = life  # by the clock; None: everyone is there all the time
-        self.there = there  # (client, round) -> whether it can be reached; None: always
+        self.fleet_dynamics = life  # by the clock; None: everyone can be reached all the time
         self.federation, self.fleet, self.eval_every = federation, fleet, eval_every
         self.runner = ClientRunner(
             net,
@@ -105,9 +103,7 @@ class Simulator(Engine):
         return self.costs.model_bytes
 
     def clients(self, t: int = 1) -> Sequence[str]:
-        if self.there is None or t < 1:
-            return self.federation.clients
-        return [client for client in self.federation.clients if self.there(client, t)]
+        return self.federation.clients
 
     def count_samples(self, client: str) -> int:
         return len(self._get_client_samples(client))
