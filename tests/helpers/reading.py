@@ -34,6 +34,7 @@ RUN, NOT_RUN = {"console", "python", "toml"}, {"", "text", "sh", "diff"}
 MOST = 4  # rounds of any documented run
 NEEDS = {
     "flower.md": "flwr",
+    "flower-deploy.md": "flwr",
     "tutorial-flower.md": "flwr",
     "commands.md": "tensorboard",
     "data.md": "pandas",
