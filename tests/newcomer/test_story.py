@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from flrce.core.types import RoundRecord
-from flrce.report import tables, verdict
+from flrce.report import endings, verdict
 from flrce.report.live import describe_run_state
 from flrce.report.tables import RunGroup
 from flrce.report.why import explain_run_end
@@ -112,21 +112,100 @@ def test_savings_and_how_sure_they_are(run):
 )
 def test_a_stop_in_plain_words(run, stop, words, decided):
     ended = made(run, 0, 0.9, stop=stop)
-    assert verdict.describe_ending(ended).startswith(f"stopped after round 2 of 10: {words}")
-    assert verdict.get_stop_criterion(ended) == decided
+    assert endings.describe_ending(ended).startswith(f"stopped after round 2 of 10: {words}")
+    assert endings.get_stop_criterion(ended) == decided
 
 
-def test_every_recipe_says_how_its_runs_ended():
-    groups = tables.group_runs(read.read_runs([compared()]))
-    told = verdict.describe_groups(groups)
-    for group in groups:
-        assert any(
-            sentence.startswith((f"{group.label} reached", "Against fedavg, " + group.label))
-            for sentence in told
+def group(run, name, accuracies, joules=100.0, nbytes=1000, **more):
+    """A recipe with one run per accuracy."""
+    recipe = {"recipe": {"name": name}}
+    runs = (made(run, s, a, joules, nbytes, **recipe, **more) for s, a in enumerate(accuracies))
+    return RunGroup(name, tuple(runs))
+
+
+def test_the_first_sentence_names_the_best_trade_off_not_the_first_of_the_alphabet(run):
+    fedavg = group(run, "fedavg", (0.90, 0.91, 0.92))
+    accurate = group(run, "accurate", (0.93, 0.94, 0.95), 400.0, 4000)  # best metric, dear
+    frugal = group(run, "frugal", (0.92, 0.93, 0.94), 50.0, 100)  # 1 point below the best
+    cheap = group(run, "cheap", (0.80, 0.81, 0.82), 10.0, 10)  # cheapest, and 13 points below it
+    for groups in ([accurate, cheap, fedavg, frugal], [cheap, fedavg, frugal, accurate]):
+        told = verdict.describe_groups(groups)
+        assert told[0] == (
+            "frugal is the best trade-off: against fedavg, it used 50 % less energy and 10 times"
+            " less traffic, and its accuracy is 2.0 points higher (± 0.0 over 3 seeds, more than"
+            " chance)."
         )
-    assert "No round is committed yet." in verdict.describe_groups(
-        [RunGroup("x", (replace(groups[0].runs[0], rounds=()),))]
+        assert told[1].startswith("It reached 93.0 ± 2.5 % accuracy (mean over 3 seeds) for 50.0 ")
+        assert [line.split(" used")[0] for line in told[2:4]] == [
+            "Against fedavg, accurate",
+            "Against fedavg, cheap",
+        ]
+
+
+def test_the_baseline_may_be_the_best_trade_off(run):
+    fedavg = group(run, "fedavg", (0.90, 0.91, 0.92))
+    cheap = group(run, "cheap", (0.80, 0.81, 0.82), 10.0, 10)
+    told = verdict.describe_groups([cheap, fedavg])
+    assert told[0] == (
+        "fedavg is the best trade-off: no other recipe within 2 points of the best used less"
+        " energy and traffic."
     )
+
+
+def test_recipes_that_cannot_be_told_apart_share_a_sentence(run):
+    fedavg = group(run, "fedavg", (0.90, 0.91, 0.92))
+    frugal = group(run, "frugal", (0.90, 0.91, 0.92), 50.0, 100)
+    # differences 2, -1, -1 points: mean 0, so chance
+    like = [group(run, name, (0.92, 0.90, 0.91), 102.0, 1000) for name in ("oort", "power")]
+    told = verdict.describe_groups([like[0], fedavg, like[1], frugal])
+    assert told[0].startswith("frugal is the best trade-off")
+    alike = (
+        "oort and power cannot be told apart from fedavg: energy and traffic are within 5 %, and"
+    )
+    assert sum("oort" in line for line in told) == 1
+    assert any(line.startswith(alike) for line in told)
+    assert verdict.describe_groups([fedavg, *like])[0].startswith(alike)
+
+
+def test_a_metric_of_which_less_is_better_has_its_own_best(run):
+    def values(name, errors, joules):
+        made_group = group(run, name, (0.5,) * len(errors), joules)
+        records = [
+            tuple(
+                replace(h, accuracy=None, metric="mae", lower=True, metrics={"mae": error})
+                for h in each.rounds
+            )
+            for each, error in zip(made_group.runs, errors, strict=True)
+        ]
+        runs = zip(made_group.runs, records, strict=True)
+        return RunGroup(name, tuple(replace(each, rounds=own) for each, own in runs))
+
+    fedavg, good, bad = (
+        values(name, errors, joules)
+        for name, errors, joules in (
+            ("fedavg", (2.0, 2.1), 100.0),
+            ("good", (2.0, 2.0), 50.0),
+            ("bad", (4.0, 4.0), 10.0),
+        )
+    )
+    told = verdict.describe_groups([bad, fedavg, good])
+    assert told[0].startswith("good is the best trade-off: against fedavg, it used 50 % less")
+
+
+def test_endings_that_are_the_same_share_a_sentence(run):
+    stop = "no improvement over the last 20 evaluations"
+    early = [
+        group(run, name, (0.9, 0.9, 0.9), cost, stop=stop) for name, cost in (("b", 9), ("a", 20))
+    ]
+    told = verdict.describe_groups([*early, group(run, "fedavg", (0.9, 0.9, 0.9))])
+    assert told[0].startswith("b is the best trade-off")
+    assert f"3 of 3 runs stopped early, after 2 of 10 rounds: {stop}." in told[1]
+    assert f"a: 3 of 3 runs stopped early, after 2 of 10 rounds: {stop}." in told
+
+
+def test_nothing_is_said_of_runs_without_rounds(run):
+    groups = [RunGroup("x", (replace(run, rounds=()),))]
+    assert verdict.describe_groups(groups) == ["No round is committed yet."]
 
 
 def test_the_model_is_shown_for_each_client_and_class(tmp_path):
@@ -188,17 +267,17 @@ def test_a_run_of_all_its_rounds_was_not_stopped_early(run):
         0.9,
         stop="predicted gain from doubling the rounds: 0.8 points (0.2 to 1.5); price 2",
     ).rounds
-    assert verdict.describe_state(records, 10) == "stopped early"
-    assert verdict.describe_state(records, 2) == "finished"
-    assert verdict.describe_state(records[:1], 2) == "unfinished"
+    assert endings.describe_state(records, 10) == "stopped early"
+    assert endings.describe_state(records, 2) == "finished"
+    assert endings.describe_state(records[:1], 2) == "unfinished"
     assert (
-        verdict.describe_state(
+        endings.describe_state(
             [replace(records[0], outcome="abandoned", stop="abandoned 3 times")], 2
         )
         == "unfinished"
     )
     whole = made(run, 0, 0.9, stop="no improvement over the last 6 evaluations", rounds=10)
-    assert verdict.describe_ending(whole).startswith(
+    assert endings.describe_ending(whole).startswith(
         "ran all 10 rounds; its stop rule was met in the last: no improvement"
     )
     assert (

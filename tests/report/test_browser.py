@@ -489,9 +489,9 @@ def test_controls_have_names(shown):
 
 def test_the_page_opens_with_sentences(shown):
     told = [each.text for each in shown.all("#story p")]
-    assert told[0].startswith("Against fedavg, ")
-    assert any("on the clients' hold-outs (always predicting" in sentence for sentence in told)
-    assert any(") over 2 seeds for " in sentence for sentence in told)
+    assert " is the best trade-off: " in told[0]
+    assert any("For comparison: always predicting class" in sentence for sentence in told)
+    assert any(" accuracy (mean over 2 seeds) for " in sentence for sentence in told)
     assert shown.find("#h-compare").text == "Recipes compared"
 
 

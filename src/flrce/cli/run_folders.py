@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 
 from flrce.errors import BadInput
-from flrce.report.verdict import describe_state
+from flrce.report.endings import describe_state
 from flrce.simulation.stop_memory import SEEDS_FILE
 from flrce.storage.disk import PRIVATE_FOLDER, make_folder
 from flrce.storage.limited import read_limited

@@ -18,9 +18,10 @@ from typing import Any
 from flrce.core.cost_table import COSTS
 from flrce.core.types import RoundRecord
 from flrce.errors import BadInput, format_one_line
+from flrce.report.endings import describe_state, get_planned_rounds
 from flrce.report.ledger_tail import RecordTail
 from flrce.report.selection import describe_round_reach
-from flrce.report.verdict import collect_run_notes, describe_state, get_planned_rounds
+from flrce.report.verdict import collect_run_notes
 from flrce.storage import metric_format as words
 from flrce.storage.limited import describe_error, read_limited
 from flrce.storage.manifest import known_marks

@@ -19,9 +19,10 @@ from typing import Any
 from flrce.core.cost_table import COSTS, Cost
 from flrce.core.intervals import ConfidenceInterval
 from flrce.report import carbon, run_detail, tables
+from flrce.report.endings import describe_ending
 from flrce.report.tables import RunGroup
 from flrce.report.tasks import require_one_task
-from flrce.report.verdict import describe_ending, describe_groups
+from flrce.report.verdict import describe_groups
 from flrce.storage import metric_format as words
 from flrce.storage import read
 from flrce.storage.disk import BY_UMASK, write_atomically

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from flrce.core.cost_table import COSTS
 from flrce.core.costs import FREE_OF_WASTE
 from flrce.report.cost_per_point import build_course_chart, build_price_chart, find_course
-from flrce.report.verdict import describe_ending, get_stop_criterion
+from flrce.report.endings import describe_ending, get_stop_criterion
 from flrce.storage import metric_format as words
 from flrce.storage.read import RecordedRun
 

@@ -2,12 +2,13 @@
 plain words.
 """
 
-import re
+import math
 from collections.abc import Mapping, Sequence
 
+from flrce.core.cost_table import COSTS
 from flrce.core.intervals import ConfidenceInterval, confidence_interval
-from flrce.core.types import RoundRecord
 from flrce.errors import format_one_line
+from flrce.report.endings import describe_endings, get_planned_rounds, has_stopped_early
 from flrce.report.tables import (
     RunGroup,
     choose_units,
@@ -21,36 +22,158 @@ from flrce.storage.read import RecordedRun
 from flrce.storage.run_notes import compute_sweep_rounds, list_run_notes
 
 BASELINE_RECIPE = "fedavg"
-PREDICTED_GAIN_PATTERN = re.compile(
-    r"[Pp]redicted .* from doubling the rounds|no improvement over (the last )?\d+ (eval|rounds)"
-    r"|the model has learnt nothing in"
-)
-EARLIER_STOP_PATTERN = re.compile(  # a stop with a price, in the words of earlier versions
-    r"twice the rounds would bring at most [^<]*< (?P<price>[\d.e+]+)|no rise to be seen|no better"
-    r" than untrained"
-)
 MIN_SAVING_PERCENT = 0.5  # percent: less is no saving
 MIN_SAVING_FACTOR = 4.0  # from which a saving is a factor: "97 % less" hides how much it is
-MAX_DESCRIBED_GROUPS = 4  # recipes of which each gets its own sentence; of more, the table speaks
+MAX_COMPARISONS = 4  # recipes that get a sentence of their own; the table has the others
+MAX_LOSS_POINTS = 2.0  # points below the best that the best trade-off may be, of a share
+MAX_RELATIVE_LOSS = 0.05  # likewise of another metric's value
+SAME_COST = 0.05  # relative difference up to which two costs are the same
+MIN_TESTED_SEEDS = 3  # fewer seeds have no interval that could exclude chance
 
 
 def describe_groups(groups: Sequence[RunGroup]) -> list[str]:
-    """A few sentences about all the runs of a page."""
+    """The verdict on all the runs of a page in a few sentences, the recipe that matters first."""
     if not any(run.committed_rounds for group in groups for run in group.runs):
         return ["No round is committed yet."]
-    first = (
-        [f"{group.label} {describe_group(group, groups)}" for group in groups]
-        if len(groups) <= MAX_DESCRIBED_GROUPS
-        else []
-    )
-    pairs = []
+    sentences: list[str] = []
+    for same in split_comparable(groups):
+        if len(same) == 1:
+            sentences.append(f"{same[0].label} {describe_group(same[0], groups)}")
+        else:
+            sentences += describe_recipes(same)
+    return [*sentences, *format_group_notes(groups)]
+
+
+def split_comparable(groups: Sequence[RunGroup]) -> list[list[RunGroup]]:
+    """The groups in parts that had the same data, metric and split."""
+    parts: list[list[RunGroup]] = []
     for group in groups:
-        same = [each for each in groups if is_comparable(each, group)]
-        if (against := choose_baseline(same)) is not group:
-            pairs.append((group, against))
-    pairs.sort(key=lambda pair: -measure_benefit(*pair))
-    others = [describe_comparison(*pair) for pair in pairs]
-    return [*others, *first, *format_group_notes(groups)]
+        same = next((part for part in parts if is_comparable(part[0], group)), None)
+        if same is None:
+            parts.append([group])
+        else:
+            same.append(group)
+    return parts
+
+
+def describe_recipes(groups: Sequence[RunGroup]) -> list[str]:
+    """The best trade-off of recipes on the same data, then the others: each that differs from the
+    baseline in a sentence, those that do not in one, and which a stop rule ended.
+    """
+    against = choose_baseline(groups)
+    alike = [g for g in groups if g is not against and are_indistinguishable(g, against)]
+    if len(alike) == len(groups) - 1:
+        return [describe_alike(alike, against), *describe_early_stops(groups)]
+    best = choose_trade_off(groups, against)
+    apart = [g for g in groups if g not in (best, against, *alike)]
+    apart.sort(key=lambda group: -measure_benefit(group, against))
+    sentences = [describe_verdict(best, against), f"It {describe_group(best, groups)}"]
+    sentences += [describe_comparison(group, against) for group in apart[:MAX_COMPARISONS]]
+    if alike := [group for group in alike if group is not best]:
+        sentences.append(describe_alike(alike, against))
+    return [*sentences, *describe_early_stops([g for g in groups if g is not best])]
+
+
+def choose_trade_off(groups: Sequence[RunGroup], against: RunGroup) -> RunGroup:
+    """The recipe with the least energy and traffic (geometric mean) among those whose metric is at
+    most MAX_LOSS below the best; where costs are the same, the best of them.
+    """
+    scored = [group for group in groups if group.compute_interval("accuracy").mean is not None]
+    if not scored:
+        return against
+    top = max(scored, key=lambda group: measure_benefit(group, against))
+    near = [group for group in scored if -measure_benefit(group, top) <= get_tolerated_loss(top)]
+    costs = {group.label: compare_costs(group, against) for group in near}
+    least = min(costs.values())
+    cheap = [group for group in near if costs[group.label] <= (1 + SAME_COST) * least]
+    return max(cheap, key=lambda group: measure_benefit(group, against))
+
+
+def get_tolerated_loss(group: RunGroup) -> float:
+    """What a recipe may lose against the best one, in points, or in units of the metric."""
+    if get_primary_metric([group]) in words.SHARES:
+        return MAX_LOSS_POINTS
+    return MAX_RELATIVE_LOSS * abs(group.compute_interval("accuracy").mean or 0.0)
+
+
+def compare_costs(group: RunGroup, against: RunGroup) -> float:
+    """A group's energy and traffic as a multiple of another's, their geometric mean; of what both
+    know.
+    """
+    ratios = [
+        mine / theirs
+        for name in ("joules", "bytes")
+        if (mine := group.compute_interval(name).mean)
+        and (theirs := against.compute_interval(name).mean)
+    ]
+    return math.prod(ratios) ** (1 / len(ratios)) if ratios else 1.0
+
+
+def are_indistinguishable(group: RunGroup, against: RunGroup) -> bool:
+    """Whether two recipes cost the same and differ in their metric by no more than chance, or of
+    fewer than three seeds than MAX_LOSS.
+    """
+    for name in ("joules", "bytes"):
+        mine, theirs = group.compute_interval(name).mean, against.compute_interval(name).mean
+        if mine and theirs and abs(mine / theirs - 1) > SAME_COST:
+            return False
+    apart = metric_difference(group, against)
+    if apart.mean is None:
+        return True
+    few = apart.n < MIN_TESTED_SEEDS or apart.half is None
+    return abs(apart.mean) <= (get_tolerated_loss(against) if few else apart.half or 0.0)
+
+
+def describe_verdict(best: RunGroup, against: RunGroup) -> str:
+    """The first sentence: the best trade-off, and by how much."""
+    if best is against:
+        return (
+            f"{best.label} is the best trade-off: no other recipe within"
+            f" {format_tolerated_loss(best)} of the best used less energy and traffic."
+        )
+    return (
+        f"{best.label} is the best trade-off: against {against.label}, it {compare(best, against)}."
+    )
+
+
+def format_tolerated_loss(group: RunGroup) -> str:
+    if get_primary_metric([group]) in words.SHARES:
+        return f"{MAX_LOSS_POINTS:g} points"
+    return f"{100 * MAX_RELATIVE_LOSS:g} %"
+
+
+def describe_alike(groups: Sequence[RunGroup], against: RunGroup) -> str:
+    """One sentence for all recipes that cannot be told apart from the baseline."""
+    most = max(abs(metric_difference(group, against).mean or 0.0) for group in groups)
+    metric = get_primary_metric([against])
+    seeds = min(len(group.runs) for group in (*groups, against))
+    size = format_difference(metric, most)
+    chance = f"differs by at most {size}, which may be chance"
+    if seeds < MIN_TESTED_SEEDS:
+        chance = f"differs by at most {size}; {seeds} seed{'s' if seeds > 1 else ''} cannot tell"
+    named = join_names([group.label for group in groups])
+    return (
+        f"{named} cannot be told apart from {against.label}: energy and traffic are within"
+        f" {100 * SAME_COST:g} %, and the {words.format_metric_noun(metric)} {chance}."
+    )
+
+
+def describe_early_stops(groups: Sequence[RunGroup]) -> list[str]:
+    """Which recipes a rule ended early, one sentence for those that ended alike."""
+    ended: dict[str, list[str]] = {}
+    for group in groups:
+        if any(map(has_stopped_early, group.runs)):
+            ended.setdefault(describe_endings(group.runs), []).append(group.label)
+    return [f"{join_names(labels)}: {text}." for text, labels in ended.items()]
+
+
+def join_names(names: Sequence[str]) -> str:
+    """Names as a sentence lists them.
+
+    >>> join_names(["a", "b", "c"])
+    'a, b and c'
+    """
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def measure_benefit(group: RunGroup, against: RunGroup) -> float:
@@ -93,159 +216,68 @@ def choose_baseline(groups: Sequence[RunGroup]) -> RunGroup:
 
 def describe_group(group: RunGroup, groups: Sequence[RunGroup]) -> str:
     """One recipe: how far it got, what that took, and how its runs ended."""
-    scales, runs = choose_units(groups), group.runs
-    judged, seeds = get_primary_metric([group]), len(runs)
+    metric, seeds = get_primary_metric([group]), len(group.runs)
+    kind = " and ".join(sorted({run.summary["energy"] for run in group.runs}))
+    costs = [name for name in ("joules", "bytes") if name != "joules" or kind != "unknown"]
+    spent = " and ".join(format_cost(group, name, groups) for name in costs)
     value = (
         group.compute_interval("accuracy")
-        .divide_by(words.metric_unit(judged))
-        .format_interval(words.metric_digits(judged))
+        .divide_by(words.metric_unit(metric))
+        .format_interval(words.metric_digits(metric))
     )
-    kind = " and ".join(sorted({run.summary["energy"] for run in runs}))
-    spent = " and ".join(
-        f"{group.compute_interval(name).divide_by(scales[name][0]).format_interval(digits)}"
-        f" {scales[name][1]}"
-        for name, digits in (("joules", 1), ("bytes", 2))
-        if name != "joules" or kind != "unknown"
-    )
-    where = "on the clients' hold-outs"
-    unit = " %" if judged in words.SHARES else f" ({words.format_metric_name(judged)})"
-    reached = "had no model judged" if value == "--" else f"reached {value}{unit} {where}"
-    constant = describe_baseline(runs[0])
-    reached += f" ({constant})" if constant else ""
-    over = f" over {seeds} seeds" if seeds > 1 else " (one seed, so no interval)"
-    return f"{reached}{over} for {spent} ({kind} energy); {describe_endings(runs)}."
-
-
-def describe_endings(runs: Sequence[RecordedRun]) -> str:
-    """How the runs of a recipe ended."""
-    early = [
-        run
-        for run in runs
-        if run.rounds
-        and run.rounds[-1].stop
-        and len(run.committed_rounds) < get_planned_rounds(run)
-    ]
-    if len(runs) == 1:
-        return describe_ending(runs[0])
-    if not early:
-        return (
-            "no rule ended a run before its time:"
-            f" {format_range([len(run.committed_rounds) for run in runs])} rounds"
-        )
-    after = format_range([len(run.committed_rounds) for run in early])
-    many = f"{len(early)} of {len(runs)} runs stopped early"
+    noun = words.format_metric_noun(metric)
+    score = f"{value} % {noun}" if metric in words.SHARES else f"{noun} {value}"
+    over = f"mean over {seeds} seeds" if seeds > 1 else "one seed"
+    reached = "was never evaluated" if value == "--" else f"reached {score} ({over})"
+    constant = describe_baseline(group.runs[0])
     return (
-        f"{many}, after {after} of {get_planned_rounds(runs[0])} rounds:"
-        f" {explain_stop_reason(early[0])}"
+        f"{reached} for {spent} ({kind} energy); {describe_endings(group.runs)}."
+        + f" For comparison: {constant}." * bool(constant)
     )
 
 
-def describe_ending(run: RecordedRun) -> str:
-    """How one run ended, in words."""
-    T = get_planned_rounds(run)
-    if not run.rounds:
-        return "no round is committed yet"
-    stop = f": {explain_stop_reason(run)}" if run.rounds[-1].stop else ""
-    if len(run.committed_rounds) >= T:
-        return f"ran all {T} rounds" + (
-            f"; its stop rule was met in the last{stop}" if stop else ""
-        )
-    return (
-        f"stopped after round {len(run.committed_rounds)} of {T}{stop}"
-        if stop
-        else f"unfinished: {len(run.committed_rounds)} of {T} rounds"
-    )
-
-
-def explain_stop_reason(run: RecordedRun) -> str:
-    """Why a rule ended the run, without its jargon."""
-    stop = run.rounds[-1].stop if run.rounds else ""
-    which = get_stop_criterion(run)
-    if which == "headway":
-        rounds = stop.rpartition(" over ")[2]
-        return (
-            f"its rounds had begun to undo one another (mean headway of the last {rounds} below its"
-            " limit)"
-        )
-    if which == "conflicts":
-        last = run.committed_rounds[-1]
-        peers = max(len(last.replied) - 1, 0)
-        return (
-            f"the chosen clients pulled against one another ({run.count_conflicts(last):.1f} of"
-            f" {peers} peers on average)"
-        )
-    if which == "gain":
-        return reword_gain(stop)
-    if "budget" in stop:
-        reason = stop.partition(" (")[0]
-        return reason.replace("next round would pass", "one more round would have passed its")
-    if stop.startswith("no gain of "):
-        return (
-            f"its {words.format_metric_name(run.summary.get('metric', 'accuracy')).lower()} had"
-            " stopped improving"
-        )
-    return stop
-
-
-def reword_gain(stop: str) -> str:
-    """What a stop with a price says; runs of earlier versions say it in other words."""
-    found = EARLIER_STOP_PATTERN.match(stop)
-    if not found:
-        return stop
-    if found["price"]:
-        return f"doubling the rounds was predicted to gain less than {found['price']} points"
-    return "doubling the rounds was predicted to gain less than their price"
-
-
-def get_stop_criterion(run: RecordedRun) -> str:
-    """The quantity on which the stop was decided: headway, conflicts, gain, or "" for budgets and
-    the like.
-    """
-    stop = run.rounds[-1].stop if run.rounds else ""
-    if EARLIER_STOP_PATTERN.match(stop) or PREDICTED_GAIN_PATTERN.match(stop):
-        return "gain"
-    return next((name for name in ("headway", "conflicts") if stop.startswith(name)), "")
+def format_cost(group: RunGroup, name: str, groups: Sequence[RunGroup]) -> str:
+    """A group's cost with its interval, in the unit in which it reads best for all groups."""
+    per, unit = choose_units(groups)[name]
+    amount = group.compute_interval(name).divide_by(per)
+    return f"{amount.format_interval(COSTS[name].digits)} {unit}"
 
 
 def describe_comparison(group: RunGroup, against: RunGroup) -> str:
-    """What a recipe saved against another, at what loss, and how sure that is: seeds in pairs where
-    both have them.
-    """
+    """What a recipe saved against another, at what loss, and how sure that is."""
+    return f"Against {against.label}, {group.label} {compare(group, against)}."
+
+
+def compare(group: RunGroup, against: RunGroup) -> str:
+    """The predicate of that sentence; seeds in pairs where both groups have them."""
     saved = " and ".join(
-        _format_saving(mine.mean, theirs.mean, word)
-        for word, mine, theirs in (
-            ("energy", group.compute_interval("joules"), against.compute_interval("joules")),
-            ("traffic", group.compute_interval("bytes"), against.compute_interval("bytes")),
-        )
+        _format_saving(group.compute_interval(name).mean, against.compute_interval(name).mean, word)
+        for name, word in (("joules", "energy"), ("bytes", "traffic"))
     )
-    apart = metric_difference(group, against)
+    apart, metric = metric_difference(group, against), get_primary_metric([group, against])
     if apart.mean is None:
-        return f"Against {against.label}, {group.label} used {saved}."
-    judged = get_primary_metric([group, against])
-    share = judged in words.SHARES
-    digits = ".1f" if share else ".3g"
-    size = f"{abs(apart.mean):{digits}}{' points' if share else ''}"
-    half = "" if apart.half is None else f"{apart.half:{digits}}"
-    points = f"{size} {'higher' if apart.mean >= 0 else 'lower'}"
-    if apart.half is None:
-        sure = "one seed: this may be chance"
-    elif apart.n == 2:
-        sure = "two seeds are too few to exclude chance"
-    elif abs(apart.mean) > apart.half:
-        sure = f"± {half} over {apart.n} seeds, more than chance"
-    else:
-        sure = f"± {half} over {apart.n} seeds, so it may be chance"
-    called = (
-        words.format_metric_name(judged).lower()
-        if judged == "accuracy"
-        else words.format_metric_name(judged)
-    )
-    if points.startswith("0.0 "):
-        return f"Against {against.label}, {group.label} used {saved} at the same {called} ({sure})."
-    return (
-        f"Against {against.label}, {group.label} used {saved}, and its {called} is {points}"
-        f" ({sure})."
-    )
+        return f"used {saved}"
+    noun, size = words.format_metric_noun(metric), format_difference(metric, abs(apart.mean))
+    if size.startswith("0.0 "):
+        return f"used {saved} at the same {noun} ({describe_certainty(apart, metric)})"
+    side = "higher" if apart.mean >= 0 else "lower"
+    return f"used {saved}, and its {noun} is {size} {side} ({describe_certainty(apart, metric)})"
+
+
+def describe_certainty(apart: ConfidenceInterval, metric: str) -> str:
+    """Whether a difference may be chance."""
+    if apart.half is None or apart.mean is None:
+        return "one seed: this may be chance"
+    if apart.n < MIN_TESTED_SEEDS:
+        return "two seeds are too few to exclude chance"
+    half = format_difference(metric, apart.half).removesuffix(" points")
+    sure = "more than chance" if abs(apart.mean) > apart.half else "so it may be chance"
+    return f"± {half} over {apart.n} seeds, {sure}"
+
+
+def format_difference(metric: str, size: float) -> str:
+    """A difference of a metric: points of a share, else the number."""
+    return f"{size:.1f} points" if metric in words.SHARES else f"{size:.3g}"
 
 
 def metric_difference(group: RunGroup, against: RunGroup) -> ConfidenceInterval:
@@ -277,27 +309,9 @@ def describe_baseline(run: RecordedRun) -> str:
         return ""
     what = format_one_line(found.get("predicts", "the same"), 80)
     return (
-        f"always predicting {what} gives {words.format_metric_name(metric)}"
+        f"always predicting {what} gives {words.format_metric_noun(metric)}"
         f" {words.format_metric_value(metric, value)}"
     )
-
-
-def get_planned_rounds(run: RecordedRun) -> int:
-    return int(run.experiment.get("rounds", 100))
-
-
-def describe_state(records: Sequence[RoundRecord], T: int) -> str:
-    """In a word or two: "finished" after all T rounds, "stopped early" before, "unfinished" where
-    nothing ended it.
-    """
-    if sum(h.outcome == "committed" for h in records) >= T:
-        return "finished"
-    stopped = bool(records) and bool(records[-1].stop) and records[-1].outcome != "abandoned"
-    return "stopped early" if stopped else "unfinished"
-
-
-def format_range(values: Sequence[int]) -> str:
-    return f"{min(values)}" if min(values) == max(values) else f"{min(values)} to {max(values)}"
 
 
 def _format_saving(mine: float | None, theirs: float | None, word: str) -> str:

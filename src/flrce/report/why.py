@@ -9,16 +9,12 @@ from flrce.core.record import format_figures
 from flrce.core.types import RoundRecord
 from flrce.errors import BadInput, suggest_name
 from flrce.report.cost_per_point import list_courses
+from flrce.report.endings import explain_stop_reason, get_stop_criterion
 from flrce.report.run_detail import rebuild_relationship_map, sum_client_costs
 from flrce.report.scores import compute_scores_before, recover_selection_draw
 from flrce.report.selection import describe_reach, describe_selection
 from flrce.report.tables import get_summary_values
-from flrce.report.verdict import (
-    collect_run_notes,
-    describe_baseline,
-    explain_stop_reason,
-    get_stop_criterion,
-)
+from flrce.report.verdict import collect_run_notes, describe_baseline
 from flrce.storage import metric_format as words
 from flrce.storage.read import RecordedRun
 

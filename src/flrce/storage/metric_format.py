@@ -9,6 +9,11 @@ from flrce.core.record import format_metric, metric_name
 format_metric_name, format_metric_value = metric_name, format_metric
 
 
+def format_metric_noun(metric: str) -> str:
+    """A metric's name within a sentence."""
+    return metric if metric == "accuracy" else format_metric_name(metric)
+
+
 def format_metric_heading(metric: str) -> str:
     """A column's or an axis' head."""
     return f"{format_metric_name(metric)} %" if metric in SHARES else format_metric_name(metric)
