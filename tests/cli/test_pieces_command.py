@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from flrce.cli.cli import main
-from flrce.cli.terminal import get_phase
+from flrce.report.selection import get_phase
 from flrce.core.types import RoundRecord
 from flrce.methods.catalogue.families import FAMILIES
 from flrce.methods.catalogue.recipes import CATALOGUE

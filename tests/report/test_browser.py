@@ -515,6 +515,24 @@ def test_the_axis_zooms(shown):
     assert 0 in whole
 
 
+def test_zooming_in_cuts_no_curve(shown):
+    inside = shown.run(
+        "const svg = document.querySelector('#accuracy svg');"
+        "const box = svg.querySelector('clipPath rect').getBBox();"
+        "return [...svg.querySelectorAll('path.mean')].map((p) => p.getBBox()).every("
+        "(b) => b.y >= box.y - 0.1 && b.y + b.height <= box.y + box.height + 0.1)"
+    )
+    assert inside
+
+
+def test_explore_and_exploit_are_named_of_methods_that_draw_between_them(browser, tmp_path):
+    words = "return document.querySelector('#selections svg').textContent"
+    for name, phases in (("fedavg", False), ("flrce", True)):
+        browser.open(page.write_report([compared() / name / "seed-0"], tmp_path / f"{name}.html"))
+        told = browser.run(words)
+        assert ("explore" in told, "chosen" in told) == (phases, not phases)
+
+
 @pytest.mark.parametrize("table", ["headline", "clients"])
 def test_tables_sort(shown, table):
     shown.run("document.querySelectorAll('details').forEach((d) => { d.open = true; })")

@@ -19,10 +19,8 @@ from flrce.core.cost_table import COSTS
 from flrce.core.record import format_figures
 from flrce.core.types import Round, RoundRecord
 from flrce.errors import InterruptedRun
+from flrce.report.selection import get_phase
 from flrce.storage import metric_format as words
-
-#: names of the probability to explore in a selector's notes: the paper's phi, Oort's epsilon
-EXPLORATION_CHANCES = frozenset({"phi", "epsilon"})
 
 
 class ProgressDisplay:
@@ -192,13 +190,6 @@ class _ProgressLogHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.board.show_message(record.getMessage(), record.levelno)
-
-
-def get_phase(record: RoundRecord) -> str:
-    """ "explore" or "exploit" where the selector draws between the two; otherwise ""."""
-    if not EXPLORATION_CHANCES & set(record.why):
-        return ""
-    return "exploit" if record.exploit else "explore"
 
 
 def find_psi(stop: Any) -> float | None:

@@ -20,7 +20,7 @@ from flrce.core.types import RoundRecord
 from flrce.errors import BadInput, format_one_line
 from flrce.report.endings import describe_state, get_planned_rounds
 from flrce.report.ledger_tail import RecordTail
-from flrce.report.selection import describe_round_reach
+from flrce.report.selection import describe_round_reach, get_phase
 from flrce.report.verdict import collect_run_notes
 from flrce.storage import metric_format as words
 from flrce.storage.limited import describe_error, read_limited
@@ -220,6 +220,7 @@ def build_run_view(run: RecordedRun, owner: str, ends: float | None, last: float
             "t": newest.t,
             "outcome": newest.outcome,
             "exploit": newest.exploit,
+            "phase": get_phase(newest),
             "count": len(newest.chosen),
             "chosen": list(newest.chosen[:MAX_LISTED_CLIENTS]),
             "replied": len(newest.replied),

@@ -14,6 +14,7 @@ from flrce.core.cost_table import COSTS
 from flrce.core.costs import FREE_OF_WASTE
 from flrce.report.cost_per_point import build_course_chart, build_price_chart, find_course
 from flrce.report.endings import describe_ending, get_stop_criterion
+from flrce.report.selection import get_phase
 from flrce.storage import metric_format as words
 from flrce.storage.read import RecordedRun
 
@@ -37,6 +38,7 @@ def build_run_detail(run: RecordedRun, rows: Sequence[int]) -> dict[str, Any]:
         "t": [h.t for h in run.rounds],
         "outcome": [h.outcome for h in run.rounds],
         "exploit": [int(h.exploit) for h in run.rounds],
+        "phases": any(map(get_phase, run.rounds)),
         "conflicts": [round(run.count_conflicts(h), 3) for h in run.rounds],
         **build_headway_series(run),
         "worth": build_course_chart(run),

@@ -12,13 +12,17 @@ GROUPING_TEXTS = {  # how those who are due are grouped (methods/selection/turns
     "sizes": "of all sizes",
     "chance": "at random",
 }
-NON_SELECTOR_KEYS = (
-    "reachable",
-    "busy",
-    "unreachable",
-)  # figures of a round that no selector wrote
-
+#: names of the probability to explore in a selector's notes: the paper's phi, Oort's epsilon
+EXPLORATION_CHANCES = frozenset({"phi", "epsilon"})
+NON_SELECTOR_KEYS = ("reachable", "busy", "unreachable")  # figures that no selector wrote
 BUSY = "still at work on an earlier task"
+
+
+def get_phase(record: RoundRecord) -> str:
+    """ "explore" or "exploit" where the selector draws between the two; otherwise ""."""
+    if not EXPLORATION_CHANCES & set(record.why):
+        return ""
+    return "exploit" if record.exploit else "explore"
 
 
 def describe_selection(run: RecordedRun, h: RoundRecord) -> str:

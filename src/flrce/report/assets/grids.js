@@ -111,14 +111,14 @@ function drawSelections(frame) {
   for (const [kind, d] of Object.entries(marks)) if (d) node(frame.svg, "path", { d, fill: colour(kind), class: kind });
   rowNames(frame, list);
   columnNames(frame, run.t.map(String), "round");
-  const head = [["explore", colour("explore"), "box"], ["exploit", colour("exploit"), "box"]];
+  const head = run.phases ? [["explore", colour("explore"), "box"], ["exploit", colour("exploit"), "box"]] : [["chosen", colour("explore"), "box"]];
   if (marks.wasted) head.push(["rejected", colour("wasted"), "box"]);
   keys(frame, head, frame.top - 12);
-  const state = (i, k) => (!run.chosen[i].includes(k) ? "not chosen" : run.rejected[i].includes(k) ? "chosen, rejected" : run.exploit[i] ? "chosen, exploit" : "chosen, explore");
+  const state = (i, k) => (!run.chosen[i].includes(k) ? "not chosen" : run.rejected[i].includes(k) ? "chosen, rejected" : ["chosen", phaseOf(run, i)].filter(Boolean).join(", "));
   const times = order.map((k) => run.chosen.filter((c) => c.includes(k)).length);
   return {
     ...reading(frame, T, M, (i, j) => `${list[j]}, round ${run.t[i]}\n${state(i, order[j])}\nchosen ${times[j]} times in all`),
-    label: `${run.exploit.filter(Boolean).length} of ${T} rounds exploit.`,
+    label: run.phases ? `${run.exploit.filter(Boolean).length} of ${T} rounds exploit.` : `${T} rounds.`,
     csv: () => [["round", "outcome", "exploit", "client", "rejected"], ...run.t.flatMap((t, i) => run.chosen[i].map((k) => [t, run.outcome[i], run.exploit[i], names(run)[k], run.rejected[i].includes(k) ? 1 : 0]))],
   };
 }

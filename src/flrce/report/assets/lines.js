@@ -31,23 +31,15 @@ function courseOf(run, axis, averaged) {
 
 const KINDS = { raw: "model of the round", averaged: "final model", smooth: "model of the round, running mean" };
 
-// The y axis: all of it, or where the curves are in the later two thirds: there they differ, if at all.
-// Shares end at 100 %; any other metric has the range that was seen. A few points are shown in full.
-function range(shown, high) {
-  const share = data.metric.per !== 1, per = data.metric.per;
-  const zoomed = byId("zoom").checked && Math.max(...shown.map(({ curve: [xs] }) => xs.length)) >= 8;
-  const later = shown.flatMap(({ curve: [xs, mean] }) => mean.filter((_, j) => xs[j] >= high / 3 || j === mean.length - 1)).map((v) => v / per);
-  const all = shown.flatMap(({ curve: [, mean, half] }) => mean.map((m, j) => (m + (half?.[j] || 0)) / per));
-  const floor = shown.flatMap(({ curve: [, mean, half] }) => mean.map((m, j) => (m - (half?.[j] || 0)) / per));
-  if (!share) {
-    const values = zoomed && later.length ? later : [...all, ...floor];
-    const low = Math.min(...values, Infinity), top = Math.max(...values, -Infinity), room = 0.1 * (top - low || Math.abs(top) || 1);
-    return values.length ? [low - room < 0 && low >= 0 ? 0 : low - room, top + room] : [0, 1];
-  }
-  const whole = Math.min(100, Math.ceil(Math.max(...all, 10) / 10) * 10);
-  if (!zoomed || !later.length) return [0, whole];
-  const low = Math.min(...later), span = Math.max(Math.max(...later) - low, 4);
-  return [Math.max(0, Math.floor(low - 0.6 * span)), Math.min(100, Math.ceil(Math.max(...later) + 0.3 * span))];
+// The y axis: from 0 (of shares to the next ten), or with "zoom in" the range of the curves themselves, none of which
+// is cut; bands may be.
+function range(shown) {
+  const per = data.metric.per, share = per !== 1, zoomed = byId("zoom").checked;
+  const seen = shown.flatMap(({ curve: [, mean, half] }) => mean.flatMap((m, j) => (zoomed ? [m] : [m - (half?.[j] || 0), m + (half?.[j] || 0)]))).map((v) => v / per);
+  if (!seen.length) return [0, share ? 100 : 1];
+  const low = Math.min(...seen), top = Math.max(...seen), room = 0.08 * Math.max(top - low, share ? 4 : Math.abs(top) * 1e-3 || 1);
+  if (share && !zoomed) return [0, Math.min(100, Math.ceil(Math.max(top, 10) / 10) * 10)];
+  return [low - room < 0 && low >= 0 ? 0 : low - room, share ? Math.min(100, top + room) : top + room];
 }
 
 let clips = 0;
@@ -82,7 +74,7 @@ function drawAccuracy(frame) {
   const shown = visible().map(([recipe, i]) => ({ recipe, i, curve: recipe.curves[kind][axis] })).filter((s) => s.curve[0].length);
   const runsOf = (i) => data.runs.filter((run) => run.recipe === i);
   const high = Math.max(...shown.map((s) => s.curve[0].at(-1)), axis === "rounds" ? 2 : 0) / per || 1;
-  const [low, top] = range(shown, high * per);
+  const [low, top] = range(shown);
   const [x, y] = axes(frame, { low: 0, high, name: axisName(axis) }, { low, high: top, name: `${data.metric.name}, ${KINDS[kind]}` });
   const scale = 1 / data.metric.per, sign = data.metric.per === 1 ? "" : " %", places = data.metric.per === 1 ? 4 : 1;
   clip(frame);
@@ -90,7 +82,7 @@ function drawAccuracy(frame) {
     const at = (v, j) => [x(xs[j] / per), y(Math.max(low, Math.min(scale * v, top)))];
     if (half) {
       const upper = mean.map((m, j) => at(m + half[j], j)), lower = mean.map((m, j) => at(m - half[j], j)).reverse();
-      node(frame.svg, "path", { d: `${path([...upper, ...lower])}Z`, fill: seriesColour(i), opacity: 0.11, class: "band" });
+      node(frame.svg, "path", { d: `${path([...upper, ...lower])}Z`, fill: seriesColour(i), opacity: Math.max(0.035, 0.12 / Math.sqrt(shown.length) ** 1.5), class: "band" });
     }
     if (byId("seeds").checked) for (const run of runsOf(i)) {
       const points = courseOf(run, axis, kind === "averaged").map(([a, b]) => [x(a / per), y(scale * b)]);
@@ -164,6 +156,8 @@ const drawBars = (parts, whisker, scale) => (frame) => {
 };
 
 const now = () => data.runs[Number(byId("run").value)];
+// "explore" or "exploit" where the method draws between the two.
+const phaseOf = (run, i) => (!run.phases ? "" : run.exploit[i] ? "exploit" : "explore");
 
 function drawConflicts(frame) {
   const run = now(), last = Math.max(run.t.at(-1), 2);
@@ -176,16 +170,15 @@ function drawConflicts(frame) {
     words(frame, frame.left + 6, y(run.psi) - 6, `ψ = ${number(run.psi)}`, { "text-anchor": "start", fill: colour("wasted") });
   }
   for (const i of done) {
-    const paint = colour(run.exploit[i] ? "exploit" : "explore");
+    const paint = colour(run.phases && run.exploit[i] ? "exploit" : "explore");
     node(frame.svg, "circle", { cx: x(run.t[i]), cy: y(run.conflicts[i]), r: run.exploit[i] ? 4 : 3.2, fill: run.exploit[i] ? paint : frame.paper, stroke: paint, "stroke-width": 1.6 });
   }
   if (run.decided === "conflicts" && done.length) stopLine(frame, x(run.t[done.at(-1)]));
-  const head = [["explore", colour("explore"), "ring"], [run.psi == null ? "exploit" : "exploit: the rule looks", colour("exploit"), "dot"]];
-  keys(frame, head, frame.top - 32);
+  if (run.phases) keys(frame, [["explore", colour("explore"), "ring"], [run.psi == null ? "exploit" : "exploit: the rule looks", colour("exploit"), "dot"]], frame.top - 32);
   return {
     cols: run.t.length, label: run.psi == null ? "The run had no conflict rule." : `Threshold psi ${number(run.psi)}; largest value ${number(Math.max(...run.conflicts))}. ${run.stop ? `Stopped: ${run.stop}.` : "Not stopped by a rule."}`,
     locate: (px) => (px < frame.left - 6 || px > frame.right + 6 ? null : [nearest(run.t, ((px - frame.left) / (frame.right - frame.left)) * last), 0]),
-    cell: (i) => ({ x: x(run.t[i]), text: `round ${run.t[i]}, ${run.outcome[i] === "committed" ? (run.exploit[i] ? "exploit" : "explore") : run.outcome[i]}\nconflicts ${number(run.conflicts[i])}${run.psi == null ? "" : `, ψ ${number(run.psi)}`}\n${data.metric.name} ${run.accuracy[i] == null ? "–" : (run.accuracy[i] / data.metric.per).toFixed(data.metric.per === 1 ? 4 : 1)}`, dots: [{ x: x(run.t[i]), y: y(run.conflicts[i]), paint: frame.ink }] }),
+    cell: (i) => ({ x: x(run.t[i]), text: `round ${run.t[i]}, ${run.outcome[i] === "committed" ? phaseOf(run, i) || "committed" : run.outcome[i]}\nconflicts ${number(run.conflicts[i])}${run.psi == null ? "" : `, ψ ${number(run.psi)}`}\n${data.metric.name} ${run.accuracy[i] == null ? "–" : (run.accuracy[i] / data.metric.per).toFixed(data.metric.per === 1 ? 4 : 1)}`, dots: [{ x: x(run.t[i]), y: y(run.conflicts[i]), paint: frame.ink }] }),
     csv: () => [["round", "outcome", "exploit", "conflicts", "psi"], ...run.t.map((t, i) => [t, run.outcome[i], run.exploit[i], run.conflicts[i], run.psi])],
   };
 }

@@ -95,7 +95,7 @@ function fillRuns() {
 
 function facts(run) {
   const last = run.round, said = [`${run.recipe} on ${run.data}, seed ${run.seed}: ${run.state}, round ${run.t} of ${run.T}; ${run.M} clients, ${run.P} a round.`];
-  if (last) said.push(`Round ${last.t}${last.outcome === "committed" ? "" : ` (${last.outcome})`}, ${last.exploit ? "exploit" : "explore"}: ${last.chosen.join(", ")}${last.count > last.chosen.length ? ` and ${last.count - last.chosen.length} more` : ""}; ${last.replied} of ${last.count} replies counted.${last.reach ? ` ${last.reach}.` : ""}`);
+  if (last) said.push(`Round ${last.t}${last.outcome === "committed" ? "" : ` (${last.outcome})`}${last.phase ? `, ${last.phase}` : ""}: ${last.chosen.join(", ")}${last.count > last.chosen.length ? ` and ${last.count - last.chosen.length} more` : ""}; ${last.replied} of ${last.count} replies counted.${last.reach ? ` ${last.reach}.` : ""}`);
   if (run.waiting) said.push(`${run.waiting} clients have not trained yet.`);
   if (run.price) said.push(run.price.joules == null ? `No gain over the last ${run.price.rounds} rounds.` : `A point has cost ${price(run)} over the last ${run.price.rounds} rounds (${run.energy} energy).`);
   for (const each of run.budget) said.push(`Of the budget of ${each.shown[0]}, ${each.shown[1]} are left${each.lasts == null || each.name === "rounds" ? "" : `: about ${each.lasts} rounds`}.`);
