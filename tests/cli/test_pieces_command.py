@@ -6,11 +6,11 @@ from collections import Counter
 import pytest
 
 from flrce.cli.cli import main
-from flrce.report.selection import get_phase
 from flrce.core.types import RoundRecord
 from flrce.methods.catalogue.families import FAMILIES
 from flrce.methods.catalogue.recipes import CATALOGUE
 from flrce.methods.registry import PIECES
+from flrce.report.selection import get_phase
 
 
 def read_json(capsys, *command):

@@ -436,7 +436,9 @@ def test_compare_writes_the_report(tmp_path, capsys):
         )
         == 0
     )
-    assert "report.html" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "report.html" in told
+    assert "trade-off" in told or "cannot be told apart" in told  # the page's first sentence
     assert [
         r["label"] for r in embedded((tmp_path / "c" / "report.html").read_text())["recipes"]
     ] == ["fedavg", "flrce"]

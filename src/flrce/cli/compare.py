@@ -15,11 +15,14 @@ from flrce.cli.variants import load_variants, require_same_data
 from flrce.config.experiment import Experiment
 from flrce.core.types import Round
 from flrce.report import page
+from flrce.report.tables import group_runs
+from flrce.report.verdict import describe_groups
 from flrce.simulation import runs
 from flrce.simulation.build import with_given_clients
 from flrce.simulation.executors import get_remote_executor, run_experiments_remotely
 from flrce.storage.disk import write_atomically
 from flrce.storage.ledger import refuse_unless_new
+from flrce.storage.read import read_runs
 
 
 def compare_recipes(
@@ -68,7 +71,7 @@ def compare_recipes(
                 read,
             )
     write_atomically(out / "compare.json", json.dumps(aggregates, indent=1).encode())
-    page.write_report([out / name for name in wanted], out / "report.html")
+    report = page.write_report([out / name for name in wanted], out / "report.html")
     if as_json:
         print(json.dumps(aggregates, indent=1))
     else:
@@ -81,7 +84,9 @@ def compare_recipes(
         splits = ", ".join(dict.fromkeys(each.data.partition for each in experiments.values()))
         title = f"{exp.data.path or exp.data.name}, {splits}, {spread}"
         print_table(title, *build_result_table(aggregates))
-        print(f"report: {out / 'report.html'}")
+        found = read_runs([out / name for name in wanted])
+        print(describe_groups(group_runs(found))[0])
+        print(f"report: {report}")
 
 
 def _run_remotely(

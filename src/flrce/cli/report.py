@@ -8,6 +8,7 @@ from flrce.cli.terminal import print_table
 from flrce.errors import BadInput
 from flrce.report import page, tables
 from flrce.report.tasks import TaskRuns, group_by_task
+from flrce.report.verdict import describe_groups
 from flrce.storage import read
 
 
@@ -70,3 +71,4 @@ def _print_task_table(task: TaskRuns, apart: bool) -> None:
     )
     title = f"{task.label}: {spread}" if apart else spread
     print_table(title, [heads[i] for i in kept], [[row[i] for i in kept] for row in cells])
+    print(describe_groups(groups)[0])
