@@ -5,22 +5,22 @@ from typing import Any
 import click
 
 from flrce.cli import options
-from flrce.cli.options import PATH_TYPE, SummaryCommand, add_option
+from flrce.cli.options import PATH_TYPE, SummaryCommand
 
 LIST_METAVAR = "A,B,..."
 
 
 @click.command("arena", cls=SummaryCommand)
 @click.argument("plan", type=PATH_TYPE)
-@add_option(
+@click.option(
     "--out", type=PATH_TYPE, required=True, help="Folder for records, leaderboards and the page."
 )
-@add_option(
+@click.option(
     "--against",
     type=PATH_TYPE,
     help="An arena that was run: its methods are not run again, and PLAN needs new methods only.",
 )
-@add_option("--tasks", metavar=LIST_METAVAR, help="Of the plan's; all, unless given.")
+@click.option("--tasks", metavar=LIST_METAVAR, help="Of the plan's; all, unless given.")
 @options.on_option
 @options.trust_option
 @options.json_option
@@ -38,11 +38,11 @@ def arena_command(**given: Any) -> None:
 @click.command("advise", cls=SummaryCommand)
 @options.file_argument
 @options.set_option
-@add_option("--out", type=PATH_TYPE, help="Experiment file to write the advice into.")
-@add_option("--joules", type=float, help="Energy that may be spent in all, the search included.")
-@add_option("--bytes", "nbytes", type=float, help="Traffic, likewise.")
-@add_option("--seconds", type=float, help="Time, likewise.")
-@add_option(
+@click.option("--out", type=PATH_TYPE, help="Experiment file to write the advice into.")
+@click.option("--joules", type=float, help="Energy that may be spent in all, the search included.")
+@click.option("--bytes", "nbytes", type=float, help="Traffic, likewise.")
+@click.option("--seconds", type=float, help="Time, likewise.")
+@click.option(
     "--work",
     type=PATH_TYPE,
     help="Folder to keep the search in; the same command goes on there after an interruption.",

@@ -5,27 +5,29 @@ from typing import Any
 import click
 
 from flrce.cli import options
-from flrce.cli.options import PATH_TYPE, SummaryCommand, add_option
+from flrce.cli.options import PATH_TYPE, SummaryCommand
 
 
 @click.command("reproduce", cls=SummaryCommand)
 @click.argument("target")
-@add_option(
+@click.option(
     "--out", type=PATH_TYPE, required=True, help="Folder for cells, records, tables and figures."
 )
-@add_option("--data", type=PATH_TYPE, help="Folder of prepared data sets.")
-@add_option("--regime", help="dirichlet or quantity; without it, both.")
-@add_option(
+@click.option("--data", type=PATH_TYPE, help="Folder of prepared data sets.")
+@click.option("--regime", help="dirichlet or quantity; without it, both.")
+@click.option(
     "--seeds", "seed_list", metavar="0-4", help="Several seeds, such as 0,1,2 or 0-4 (the default)."
 )
-@add_option("--datasets", help="Default: the paper's four.")
-@add_option("--quick", is_flag=True, help="Small, on the embedded digits: seconds.")
-@add_option("--again", is_flag=True, help="Run finished cells anew.")
-@add_option("--tables-only", is_flag=True, help="Train nothing; write what is there.")
-@add_option("--lr", help="Other rates than the paper's: femnist=0.02,...")
-@add_option("--network", help="Other networks than the released ones, such as cifar100=cnn-cifar.")
-@add_option("--rates", help="Learning rates to search, for `rates`.")
-@add_option("--page", type=PATH_TYPE, help="Markdown file to put the tables into.")
+@click.option("--datasets", help="Default: the paper's four.")
+@click.option("--quick", is_flag=True, help="Small, on the embedded digits: seconds.")
+@click.option("--again", is_flag=True, help="Run finished cells anew.")
+@click.option("--tables-only", is_flag=True, help="Train nothing; write what is there.")
+@click.option("--lr", help="Other rates than the paper's: femnist=0.02,...")
+@click.option(
+    "--network", help="Other networks than the released ones, such as cifar100=cnn-cifar."
+)
+@click.option("--rates", help="Learning rates to search, for `rates`.")
+@click.option("--page", type=PATH_TYPE, help="Markdown file to put the tables into.")
 @options.device_option
 @options.on_option
 @options.json_option

@@ -8,13 +8,19 @@ import errno
 import os
 import re
 from collections.abc import Callable
+from functools import wraps
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as version_of
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
+from flrce.cli import completion
 from flrce.core.cost_table import COSTS
 from flrce.errors import BadInput, format_one_line
+from flrce.version import __version__
 
 if TYPE_CHECKING:
     from flrce.config.experiment import Experiment
@@ -73,21 +79,33 @@ class OrderedGroup(click.Group):
         return found
 
 
+def calls(target: str) -> Callable[[F], F]:
+    """Make a command call "module:function" with its options. The module is imported only then:
+    help must not wait for PyTorch.
+    """
+    module, _, name = target.partition(":")
+
+    def decorate(command: F) -> F:
+        @wraps(command)
+        def call(**given: Any) -> Any:
+            return getattr(import_module(module), name)(**given)
+
+        call.target = target  # type: ignore[attr-defined]
+        return cast(F, call)
+
+    return decorate
+
+
 def first_paragraph(text: str) -> str:
     """The first paragraph of a help text, on one line."""
     return " ".join(text.strip().split("\n\n")[0].split())
-
-
-def add_option(*names: str, **settings: Any) -> Callable[[F], F]:
-    """An option whose default is told by its help where it matters."""
-    return click.option(*names, **settings)
 
 
 def add_budget_options(command: F) -> F:
     """An option for each cost, in the order of their table: limits with commas."""
     for cost in reversed(COSTS.values()):
         text = "Numbers of rounds." if cost.name == "rounds" else f"Budgets of {cost.label}."
-        command = add_option(f"--{cost.name}", metavar=LIST_METAVAR, help=text)(command)
+        command = click.option(f"--{cost.name}", metavar=LIST_METAVAR, help=text)(command)
     return command
 
 
@@ -99,35 +117,65 @@ def add_runs_argument(help: str, many: bool = False, name: str = "run") -> Calla
         nargs=-1 if many else 1,
         required=True,
         metavar=help,
+        shell_complete=completion.complete_runs,
     )
 
 
+def _print_versions(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        others = [f"{name} {_get_installed_version(name)}" for name in ("torch", "flwr")]
+        print(", ".join((f"flrce {__version__}", *others)))
+        context.exit()
+
+
+def _get_installed_version(package: str) -> str:
+    try:
+        return version_of(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+version_flag = click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_versions,
+    help="Show versions.",
+)
 file_argument = click.argument("file", type=PATH_TYPE, required=False, metavar="[FILE]")
-set_option = add_option(
+set_option = click.option(
     "--set",
     "overrides",
     multiple=True,
     metavar="KEY=VALUE",
+    shell_complete=completion.complete_settings,
     help="Override one key of the experiment; may be repeated.",
 )
-out_option = add_option("--out", type=PATH_TYPE, help="Run directory.")
-seeds_option = add_option(
+out_option = click.option("--out", type=PATH_TYPE, help="Run directory.")
+seeds_option = click.option(
     "--seeds", "seed_list", metavar="0-4", help="Several seeds, such as 0,1,2 or 0-4."
 )
-resume_option = add_option("--resume", is_flag=True, help="Go on from the last committed round.")
-device_option = add_option("--device", metavar="auto|cpu|cuda", help="Where to train.")
-on_option = add_option(
+resume_option = click.option("--resume", is_flag=True, help="Go on from the last committed round.")
+device_option = click.option(
+    "--device",
+    metavar="auto|cpu|cuda",
+    shell_complete=completion.complete_names(lambda: ("auto", "cpu", "cuda")),
+    help="Where to train.",
+)
+on_option = click.option(
     "--on",
     "where",
     default="here",
     show_default=True,
     metavar="here|ray|slurm|processes",
+    shell_complete=completion.complete_names(lambda: ("here", "ray", "slurm", "processes")),
     help=(
         "Where runs are made; settings of Ray's or submitit's own follow:"
         " slurm,slurm_partition=gpu."
     ),
 )
-trust_option = add_option(
+trust_option = click.option(
     "--trust",
     is_flag=True,
     help=(
@@ -135,7 +183,7 @@ trust_option = add_option(
         " or as registered."
     ),
 )
-json_option = add_option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 
 
 def load_experiment(

@@ -1,6 +1,7 @@
 """flrce report runs/all --out report.html"""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from flrce.cli.targets import prepare_file
@@ -12,7 +13,7 @@ from flrce.report.verdict import describe_groups
 from flrce.storage import read
 
 
-def report_runs(runs: list[Path], out: Path | None, as_json: bool) -> None:
+def report_runs(runs: Sequence[Path], out: Path | None, as_json: bool) -> None:
     """Write one self-contained page about any number of runs."""
     found = read.read_runs(runs)
     if out is not None:

@@ -1,6 +1,7 @@
 """flrce reach runs/all --target 0.8"""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from flrce.storage import metric_format as words
 from flrce.storage import read
 
 
-def show_target_costs(runs: list[Path], target: float, as_json: bool) -> None:
+def show_target_costs(runs: Sequence[Path], target: float, as_json: bool) -> None:
     """What it took each recipe to reach a target of the headline metric."""
     found = read.read_runs(runs)
     with read.explain_damaged_runs(found):
