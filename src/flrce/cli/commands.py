@@ -23,7 +23,7 @@ def app() -> None:
 @options.file_argument
 @options.set_option
 @click.option("--out", type=PATH_TYPE, help="Run directory; default runs/RECIPE-DATE.")
-@click.option("--no-save", is_flag=True, help="Keep nothing.")
+@click.option("--no-save", is_flag=True, help="Write no run directory.")
 @options.seeds_option
 @options.resume_option
 @options.device_option
@@ -31,10 +31,10 @@ def app() -> None:
 @options.json_option
 @options.calls("flrce.cli.run:run_experiment")
 def run_command() -> None:
-    """Run one experiment; several seeds give means with 95 % intervals.
+    """Train one experiment; with several seeds, report means and 95 % intervals.
 
-    FILE is an experiment (TOML); without one, FLrce on the embedded digits. With --out and --resume
-    alone a run goes on as it was begun; --set rounds=N then extends it.
+    FILE is an experiment file (TOML). Without FILE, the default recipe trains on the embedded
+    digits. `--out RUN --resume` continues a run, and `--set rounds=N` extends it.
     """
 
 
@@ -54,7 +54,7 @@ def run_command() -> None:
     multiple=True,
     metavar="KEY=A,B,...",
     shell_complete=completion.complete_settings,
-    help="Run every value, such as train.lr=0.01,0.03; repeated: every combination.",
+    help="Train with every value, such as train.lr=0.01,0.03; repeat it for all combinations.",
 )
 @click.option(
     "--out", type=PATH_TYPE, required=True, help="Folder for all runs, the table and the report."
@@ -76,10 +76,10 @@ def run_command() -> None:
 @options.json_option
 @options.calls("flrce.cli.compare:compare_recipes")
 def compare_command() -> None:
-    """Run several recipes on the same data, seeds and costs; one table, one report.
+    """Train several recipes on the same data and seeds; write a table and a report.
 
-    Experiment files may stand beside the names, and --grid runs each with several settings, such as
-    --grid data.partition=iid,dirichlet.
+    --recipes may list experiment files beside recipe names. --grid trains each of them with
+    several settings, such as --grid data.partition=iid,dirichlet.
     """
 
 
@@ -88,9 +88,9 @@ def compare_command() -> None:
 @options.json_option
 @options.calls("flrce.cli.runs:list_runs")
 def runs_command() -> None:
-    """List the runs there are, finished or not.
+    """List the runs in a folder, finished or not.
 
-    FOLDER is where to look; without one, runs.
+    FOLDER is where to look; default runs.
     """
 
 
@@ -102,42 +102,41 @@ def runs_command() -> None:
     metavar="[RUN|DIR]...",
     shell_complete=completion.complete_runs,
 )
-@click.option("--page", is_flag=True, help="Serve a page on this machine instead of the terminal.")
+@click.option("--page", is_flag=True, help="Serve a web page on this machine instead of printing.")
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
     default=0,
-    help="The page's port; 0 takes any that is free.",
+    help="Port of the page; 0 takes any free port.",
 )
-@click.option("--once", is_flag=True, help="Look once and end.")
+@click.option("--once", is_flag=True, help="Print the current state and exit.")
 @click.option(
     "--metrics",
     metavar="[HOST:]PORT",
-    help="Serve the figures to Prometheus under /metrics; on 127.0.0.1 unless HOST is given.",
+    help="Serve metrics for Prometheus at /metrics; without HOST on 127.0.0.1.",
 )
 @options.json_option
 @options.calls("flrce.cli.watch:watch_runs")
 def watch_command() -> None:
-    """Follow runs under way: who trains, the metric, refused replies, the price of a point, time
-    and budget left.
+    """Show runs while they train.
 
-    RUN is a run directory, DIR a folder that holds some, now or later; without any, runs. A folder
-    that does not exist yet is waited for, except with --once or --json. Folders are only read, so
-    it works beside whatever trains in them, Flower included. The page answers on 127.0.0.1 alone.
+    For each run: who trained last, the metric, rejected replies, the cost of one more point, time
+    left and budget left. RUN is a run directory, DIR a folder that contains runs or will; default
+    runs. This command only reads files, so it disturbs no run. It waits for a folder that does
+    not exist yet, except with --once or --json. The page is served on 127.0.0.1 only.
     """
 
 
 @app.command("report")
 @options.add_runs_argument("RUNS...", many=True)
-@click.option("--out", type=PATH_TYPE, help="Where the page goes; default report.html.")
+@click.option("--out", type=PATH_TYPE, help="The page to write; default report.html.")
 @options.json_option
 @options.calls("flrce.cli.report:report_runs")
 def report_command() -> None:
-    """Write one self-contained page about any number of runs.
+    """Write one self-contained HTML page about one or more runs.
 
-    Each chart of the page can be saved as SVG, PNG or CSV.
-
-    RUNS are run directories, or folders of seeds or of recipes.
+    RUNS are run directories, or folders of seeds or recipes. Each chart of the page can be saved
+    as SVG, PNG or CSV. Runs on different data get separate pages.
     """
 
 
@@ -147,15 +146,14 @@ def report_command() -> None:
     "--target",
     type=float,
     required=True,
-    help="Of the headline metric; accuracy as a share, such as 0.8.",
+    help="Value of the primary metric; accuracy is a share, such as 0.8.",
 )
 @options.json_option
 @options.calls("flrce.cli.target_costs:show_target_costs")
 def reach_command() -> None:
-    """What it took to reach a target: rounds, time, energy, traffic and CO2 by then, with intervals
-    over seeds.
+    """Show the cost of reaching a target: rounds, time, energy, traffic and CO2.
 
-    RUNS are run directories, or folders of seeds or of recipes.
+    RUNS are run directories, or folders of seeds or recipes; seeds give 95 % intervals.
     """
 
 
@@ -164,77 +162,85 @@ def reach_command() -> None:
 @click.option(
     "--psi",
     metavar=LIST_METAVAR,
-    help="Thresholds of the paper's rule, numbers or percentages of P.",
+    help="Conflict thresholds of the paper: numbers, or percentages of the clients per round.",
 )
-@click.option("--patience", metavar=LIST_METAVAR, help="Evaluations without progress.")
+@click.option(
+    "--patience", metavar=LIST_METAVAR, help="Numbers of evaluations without improvement."
+)
 @options.add_budget_options
 @click.option(
     "--preset",
     metavar=LIST_METAVAR,
     shell_complete=completion.complete_names(lambda: ("frugal", "balanced", "accurate")),
-    help="FLrce's own stop: frugal, balanced or accurate.",
+    help="Stop rules of FLrce: frugal, balanced or accurate.",
 )
 @click.option(
-    "--points", metavar=LIST_METAVAR, help="Prices: points that twice the rounds must bring."
+    "--points",
+    metavar=LIST_METAVAR,
+    help="Prices: the gain in points that doubling the rounds must promise.",
 )
 @click.option(
     "--stop",
     "stops",
     metavar="RULE",
     multiple=True,
-    help="A rule by its name, a class of yours (module:Class), or a table; may be repeated.",
+    help="A stop rule: its name, your class (module:Class), or a table; may be repeated.",
 )
 @click.option(
-    "--budget", metavar="NAME=VALUE,...", help="Limits of costs, or of figures that pieces report."
+    "--budget",
+    metavar="NAME=VALUE,...",
+    help="Limits of costs, or of figures that pieces report, such as joules=50.",
 )
 @options.trust_option
 @click.option(
     "--start",
     metavar=LIST_METAVAR,
-    help="Moments (UTC) to begin at instead: what the run would have emitted.",
+    help="Other start times (UTC): the CO2 that the run would have emitted.",
 )
 @options.json_option
 @options.calls("flrce.cli.whatif:show_whatif")
 def whatif_command() -> None:
-    """Replay stop rules on a recorded run: where each would have ended it, and what that would have
-    saved.
+    """Replay other stop rules on a recorded run: where each would have stopped it, and the savings.
 
-    RUN is a run directory, or a folder of seeds. Every value is a rule of its own; without any, the
-    paper's thresholds psi. Selection changes need a new run.
+    RUN is a run directory, or a folder of seeds. Each value is a rule of its own. Without
+    options, the thresholds psi of the paper are replayed. A different selection of clients needs
+    a new run.
     """
 
 
 @app.command("why")
 @options.add_runs_argument("RUN")
-@click.option("--round", "t", type=int, help="How this round chose, and what came of it.")
-@click.option("--client", help="A client's part; with --round, in that round.")
-@click.option("--stop", is_flag=True, help="Why the run ended when it did.")
+@click.option(
+    "--round", "t", type=int, help="Explain how this round selected clients, and what it changed."
+)
+@click.option("--client", help="Explain the part of this client; with --round, in that round.")
+@click.option("--stop", is_flag=True, help="Explain why the run ended; the default.")
 @options.json_option
 @options.calls("flrce.cli.why:explain_run")
 def why_command() -> None:
-    """Say in sentences why a round, a client or the end of a run came out as it did."""
+    """Explain a round, a client or the end of a run in sentences."""
 
 
 @app.command("profile")
-@click.option("--out", type=PATH_TYPE, help="Profile to write; then fleet.profile = that file.")
+@click.option("--out", type=PATH_TYPE, help="Profile to write, for fleet.profile.")
 @click.option("--model", multiple=True, help="Network to train; may be repeated.")
 @click.option(
     "--for",
     "experiment",
     type=PATH_TYPE,
-    help="Experiment whose own network to train: what its joules follow from.",
+    help="Experiment whose network to train; its joules follow from this.",
 )
 @options.set_option
-@click.option("--watts", type=float, help="Power while training, where none is measured.")
-@click.option("--idle-watts", type=float, help="Power while idle, likewise.")
+@click.option("--watts", type=float, help="Watts while training, if they cannot be measured.")
+@click.option("--idle-watts", type=float, help="Watts while idle, if they cannot be measured.")
 @click.option(
-    "--seconds", type=float, default=3.0, help="How long to measure power, each of idle and busy."
+    "--seconds", type=float, default=3.0, help="Seconds for which idle and busy power are measured."
 )
 @options.trust_option
 @options.json_option
 @options.calls("flrce.cli.profile:profile_machine")
 def profile_command() -> None:
-    """Measure how fast this machine trains and, where it can tell, what it draws."""
+    """Measure how fast this machine trains and, if it can be measured, the power that it draws."""
 
 
 @app.command("doctor")
@@ -242,13 +248,16 @@ def profile_command() -> None:
 @options.set_option
 @options.out_option
 @click.option("--tls", type=PATH_TYPE, help="Folder with a deployment's certificates and keys.")
-@click.option("--peer-clock", "peer", type=float, help="Seconds since 1970 on a node, now.")
+@click.option(
+    "--peer-clock", "peer", type=float, help="Current time on a node, in seconds since 1970."
+)
 @options.trust_option
 @options.json_option
 @options.calls("flrce.cli.doctor:check_machine")
 def doctor_command() -> None:
-    """Look at this machine before a run: versions, memory, disk, clock, certificates. Exit 2 if a
-    run would fail.
+    """Check this machine before a run: versions, memory, disk, clock, certificates.
+
+    Exit code 2 means that a run would fail.
     """
 
 
@@ -264,8 +273,9 @@ def doctor_command() -> None:
 @options.json_option
 @options.calls("flrce.cli.verify:verify_runs")
 def verify_command() -> None:
-    """Check the files of a run against their hashes, or compare two runs bit by bit. Exit code 1:
-    something differs.
+    """Check a run's files against their hashes, or compare two runs bit by bit.
+
+    Exit code 1 means that something differs.
     """
 
 
@@ -280,8 +290,8 @@ def verify_command() -> None:
 def predict_command() -> None:
     """Predict the samples of a file with the model of a run.
 
-    RUN is a run directory. FILE is a csv, tsv, jsonl, parquet or npz file, an image, or a folder of
-    images; it is prepared as the training data were.
+    FILE is a csv, tsv, jsonl, parquet or npz file, an image, or a folder of images. It is
+    preprocessed as the training data were.
     """
 
 

@@ -12,14 +12,14 @@ from flrce.cli.options import PATH_TYPE, OrderedGroup
 
 @click.group("recipes", cls=OrderedGroup)
 def recipes_group() -> None:
-    """The catalogue of methods."""
+    """List the methods; show the pieces and settings of one."""
 
 
 @recipes_group.command("list")
 @options.json_option
 @options.calls("flrce.cli.recipes:list_recipes")
 def recipes_list_command() -> None:
-    """Every recipe with its family and a summary."""
+    """List every recipe with its family and a summary."""
 
 
 @recipes_group.command("show")
@@ -28,15 +28,15 @@ def recipes_list_command() -> None:
 @options.json_option
 @options.calls("flrce.cli.recipes:show_recipe")
 def recipes_show_command() -> None:
-    """One recipe's pieces, presets and settings.
+    """Show one recipe's pieces, presets and settings.
 
-    NAME is one from `flrce recipes list`; `--set recipe.preset=paper` shows it changed.
+    NAME is one from `flrce recipes list`. `--set recipe.preset=paper` shows it with that preset.
     """
 
 
 @click.group("pieces", cls=OrderedGroup)
 def pieces_group() -> None:
-    """The pieces that recipes are composed of."""
+    """List the pieces that recipes are composed of; show one."""
 
 
 @pieces_group.command("list")
@@ -49,9 +49,9 @@ def pieces_group() -> None:
 @options.json_option
 @options.calls("flrce.cli.pieces:list_pieces")
 def pieces_list_command() -> None:
-    """Every piece with its settings and its file.
+    """List every piece with its settings and its file.
 
-    ROLE shows one role only, such as selector, compressor or stop.
+    ROLE limits the list to one role, such as selector, compressor or stop.
     """
 
 
@@ -60,7 +60,7 @@ def pieces_list_command() -> None:
 @options.json_option
 @options.calls("flrce.cli.pieces:show_piece")
 def pieces_show_command() -> None:
-    """One piece: settings with types and defaults, documentation, file.
+    """Show one piece's documentation, settings with types and defaults, and file.
 
     NAME is one from `flrce pieces list`.
     """
@@ -68,14 +68,14 @@ def pieces_show_command() -> None:
 
 @click.group("data", cls=OrderedGroup)
 def data_group() -> None:
-    """Data sets: which there are, how they are shared out."""
+    """List data sets, show how clients share the samples, convert files."""
 
 
 @data_group.command("list")
 @options.json_option
 @options.calls("flrce.cli.data:list_datasets")
 def data_list_command() -> None:
-    """Every data set by name, and whether it is ready to use."""
+    """List every data set and whether it is ready to use."""
 
 
 @data_group.command("info")
@@ -88,50 +88,52 @@ def data_list_command() -> None:
 @options.file_argument
 @options.set_option
 @options.json_option
-@click.option("--svg", type=PATH_TYPE, help="Also draw it into this file (extra: report).")
+@click.option("--svg", type=PATH_TYPE, help="Also draw it into this SVG file (needs matplotlib).")
 @options.trust_option
 @options.calls("flrce.cli.data:show_partition")
 def data_info_command() -> None:
-    """How an experiment shares its samples out: sizes and labels per client.
+    """Show how an experiment shares its samples out: sizes and labels per client.
 
-    NAME is a data set; FILE, an experiment (TOML), may stand alone.
+    NAME is a data set. FILE is an experiment file (TOML) and may stand alone.
     """
 
 
 @data_group.command("prepare")
 @click.argument("name", shell_complete=completion.complete_names(completion.list_datasets))
 @click.option(
-    "--from", "folder", type=PATH_TYPE, required=True, help="Folder with the set's public files."
+    "--from",
+    "folder",
+    type=PATH_TYPE,
+    required=True,
+    help="Folder with the public files of the data set.",
 )
-@click.option("--as", "own", help="Another name for it: the data.name of experiments.")
+@click.option("--as", "own", help="Another name for it, to use as data.name.")
 @options.calls("flrce.cli.data:prepare_dataset")
 def data_prepare_command() -> None:
-    """Convert a data set's public files once into a checked, memory-mapped cache."""
+    """Convert the public files of a data set once into a checked, memory-mapped cache."""
 
 
 @click.group("deploy", cls=OrderedGroup)
 def deploy_group() -> None:
-    """Run an experiment on real devices, through Flower."""
+    """Write the files that run an experiment on real devices through Flower."""
 
 
 @deploy_group.command("init")
 @click.argument("folder", type=PATH_TYPE)
 @options.file_argument
 @options.set_option
-@click.option(
-    "--own", is_flag=True, help="With a network and samples of your own, to be filled in."
-)
+@click.option("--own", is_flag=True, help="Add a template for a network and samples of your own.")
 @click.option(
     "--publisher",
     default="flrce",
     show_default=True,
-    help="Flower's name for who publishes the app.",
+    help="Publisher of the app, as Flower names it.",
 )
 @options.calls("flrce.cli.deploy:write_flower_app")
 def deploy_init_command() -> None:
     """Write a Flower app (`flwr run` works) that trains an experiment's recipe, data and model.
 
-    FOLDER is where it goes; its last part becomes its name.
+    FOLDER is where it goes; its last part becomes the name of the app.
     """
 
 
@@ -142,28 +144,30 @@ def deploy_init_command() -> None:
     default="127.0.0.1:9464",
     show_default=True,
     metavar="HOST:PORT",
-    help="Where `flrce watch RUN --metrics [HOST:]PORT` answers.",
+    help="Address at which `flrce watch RUN --metrics` answers.",
 )
 @options.calls("flrce.cli.monitoring:write_monitoring")
 def deploy_monitor_command() -> None:
-    """Write Prometheus' settings, alert rules and a Grafana dashboard for runs under way."""
+    """Write Prometheus settings, alert rules and a Grafana dashboard for running experiments."""
 
 
 def add_machine_options(command: Any) -> Any:
     """Where things lie on the machine that files are written for."""
     for option in (
-        click.option("--user", default="flrce", show_default=True, help="User of the services."),
+        click.option(
+            "--user", default="flrce", show_default=True, help="User that runs the services."
+        ),
         click.option(
             "--prefix",
             default="/opt/flrce",
             show_default=True,
-            help="Python environment there; its bin/ holds the commands.",
+            help="Python environment on the machine.",
         ),
         click.option(
             "--place",
             default="/etc/flrce",
             show_default=True,
-            help="Where the folder will lie there.",
+            help="Folder of these files on the machine.",
         ),
     ):
         command = option(command)
@@ -172,25 +176,26 @@ def add_machine_options(command: Any) -> Any:
 
 @deploy_group.command("server")
 @click.argument("folder", type=PATH_TYPE)
-@click.option("--address", required=True, help="Address or host name that devices dial.")
+@click.option("--address", required=True, help="Address or host name that devices connect to.")
 @click.option(
     "--port",
     type=click.IntRange(1, 65535),
     default=8000,
     show_default=True,
-    help="Port that devices dial.",
+    help="Port that devices connect to.",
 )
 @click.option(
     "--days",
     type=click.IntRange(1, 3650),
     default=365,
     show_default=True,
-    help="How long the certificates are valid.",
+    help="Days for which the certificates are valid.",
 )
 @add_machine_options
 @options.calls("flrce.cli.deploy_machines:write_server_files")
 def deploy_server_command() -> None:
-    """Write a server's files: certificates, systemd units, enrolment, container and compose files.
+    """Write the files of a server: certificates, systemd units, enrolment, container and compose
+    files.
 
     FOLDER is where they go; copy it to the server.
     """
@@ -201,13 +206,14 @@ def deploy_server_command() -> None:
 @click.option(
     "--server", type=PATH_TYPE, required=True, help="Folder that flrce deploy server wrote."
 )
-@click.option("--node", type=click.IntRange(0), required=True, help="The device's partition-id.")
-@click.option("--name", help="The device's name; default device-NODE.")
+@click.option("--node", type=click.IntRange(0), required=True, help="Partition id of the device.")
+@click.option("--name", help="Name of the device; default device-NODE.")
 @add_machine_options
 @options.calls("flrce.cli.deploy_machines:write_device_files")
 def deploy_device_command() -> None:
-    """Write a device's files: a key of its own, the authority's certificate, a systemd unit,
-    container and compose files. Its public key is added to the server's folder for enrolment.
+    """Write the files of a device: its key, the authority's certificate, a systemd unit, container
+    and compose files.
 
-    FOLDER is where they go; copy it to the device.
+    FOLDER is where they go; copy it to the device. The public key is added to the server's folder
+    for enrolment.
     """

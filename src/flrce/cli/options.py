@@ -150,13 +150,15 @@ set_option = click.option(
     multiple=True,
     metavar="KEY=VALUE",
     shell_complete=completion.complete_settings,
-    help="Override one key of the experiment; may be repeated.",
+    help="Set one key of the experiment; may be repeated.",
 )
 out_option = click.option("--out", type=PATH_TYPE, help="Run directory.")
 seeds_option = click.option(
     "--seeds", "seed_list", metavar="0-4", help="Several seeds, such as 0,1,2 or 0-4."
 )
-resume_option = click.option("--resume", is_flag=True, help="Go on from the last committed round.")
+resume_option = click.option(
+    "--resume", is_flag=True, help="Continue from the last committed round."
+)
 device_option = click.option(
     "--device",
     metavar="auto|cpu|cuda",
@@ -171,16 +173,15 @@ on_option = click.option(
     metavar="here|ray|slurm|processes",
     shell_complete=completion.complete_names(lambda: ("here", "ray", "slurm", "processes")),
     help=(
-        "Where runs are made; settings of Ray's or submitit's own follow:"
-        " slurm,slurm_partition=gpu."
+        "Where to run; settings of Ray or submitit may follow, such as slurm,slurm_partition=gpu."
     ),
 )
 trust_option = click.option(
     "--trust",
     is_flag=True,
     help=(
-        "Import code that the experiment names from anywhere; else only from its folder, from here,"
-        " or as registered."
+        "Import code that the experiment names from anywhere, not only from its folder, the"
+        " current folder and registered packages."
     ),
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
