@@ -74,6 +74,17 @@ def _forget_written_modules(tmp_path_factory):
             del sys.modules[name]
 
 
+@pytest.fixture(autouse=True)
+def _forget_costs():
+    """Rows that a run added to the table of costs."""
+    from flrce.core.cost_table import COSTS
+
+    before = dict(COSTS)
+    yield
+    COSTS.clear()
+    COSTS.update(before)
+
+
 @pytest.fixture(scope="session")
 def real_data() -> Path:
     """The folder with real data in its packed form; tests that need it skip where there is none."""

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         Updates,
     )
     from flrce.data.sources import Source
+    from flrce.devices.cost_models import ClientLoad, CostModel
     from flrce.errors import BadInput, Diverged, UnfinishedRun
     from flrce.inference.predictions import Predictions
     from flrce.inference.trained_model import TrainedModel, load
@@ -62,7 +63,9 @@ __all__ = [
     "Batch",
     "ClientContext",
     "ClientCost",
+    "ClientLoad",
     "Compressor",
+    "CostModel",
     "Diverged",
     "Downlink",
     "Engine",
@@ -138,6 +141,7 @@ _HOMES = {
         "Updates",
     ),
     "flrce.data.sources": ("Source",),
+    "flrce.devices.cost_models": ("ClientLoad", "CostModel"),
     "flrce.errors": ("BadInput", "Diverged", "UnfinishedRun"),
     "flrce.inference.predictions": ("Predictions",),
     "flrce.inference.trained_model": ("TrainedModel", "load"),

@@ -15,7 +15,7 @@ from flrce.core.loop import make_initial_state, rounds
 from flrce.core.payload_bytes import count_bytes, count_value_bytes
 from flrce.core.payloads import make_encoding_stream
 from flrce.core.pieces import NoCompression
-from flrce.core.types import Payload, Reply, Task
+from flrce.core.types import Payload, PendingTask, Reply, Task
 from flrce.core.upload_estimates import estimate_upload_bytes
 from flrce.errors import BadInput
 from flrce.methods.catalogue import recipes
@@ -139,7 +139,7 @@ def test_what_goes_with_a_task_and_comes_with_a_reply_is_booked_by_its_own_type(
         Payload({"u": torch.zeros(3)}),
         extras={"extra": torch.zeros(50, dtype=dtype)},
     )
-    spent = engine.costs.book_costs(more, reply).spent
+    spent = engine.costs.book_costs([PendingTask(more, torch.zeros(3))], [reply])[0].spent
     assert spent.bytes_down == engine.model_bytes + size
     assert spent.bytes_up == 12 + size
 

@@ -18,6 +18,7 @@ SETTING_OF_ROLE = {
     "augment": "train.augment",
     "availability": "fleet.availability",
     "battery": "fleet.battery",
+    "costs": "fleet.costs",
     "trouble": "data.trouble",
 }
 

@@ -14,6 +14,7 @@ from flrce.core.pieces import Recipe
 from flrce.core.renamed_methods import explain_renamed_method
 from flrce.core.roles import ROLES, explain_wrong_role
 from flrce.core.user_code import has_member, import_object, validate_factory
+from flrce.devices.cost_models import CostModel
 from flrce.errors import BadInput, format_one_line, suggest_name
 from flrce.methods.catalogue.families import (
     CONTRIBUTED_METHODS,
@@ -47,6 +48,7 @@ ROLE_METHODS = {  # of kinds of piece without a base class
     "availability": "find_next_change",
     "trouble": "apply_to_fleet",
     "battery": "compute_levels",
+    "costs": "price",
 }
 
 
@@ -308,6 +310,8 @@ def _explain_wrong_piece(role: str, kind: type) -> str:
         return explain_wrong_role(role, kind)
     if role == "link":
         return explain_wrong_link(kind)
+    if role == "costs" and not issubclass(kind, CostModel):
+        return f"class {kind.__name__} must subclass flrce.CostModel; see docs/extending.md"
     if has_member(kind, ROLE_METHODS[role]):
         return ""
     if role == "availability" and has_member(kind, "__call__"):  # of (seed, client, round)

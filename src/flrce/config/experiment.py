@@ -49,6 +49,7 @@ from flrce.core.user_code import (
 )
 from flrce.data.federation import Federation, federate
 from flrce.data.sources import SampleSpec, Source
+from flrce.devices.cost_models import CostModel
 from flrce.devices.costs import DeviceProfile
 from flrce.devices.fleet_model import FleetDynamics
 from flrce.errors import BadInput, format_one_line, suggest_name
@@ -118,6 +119,8 @@ class Experiment(Section):
             self.data.build_trouble()
         with suppress(UserCodeNotImported):
             self.build_life((), {})
+        with suppress(UserCodeNotImported):
+            self.build_cost_model()
         with suppress(UserCodeNotImported):
             if self.objective is not None and not self._names_given_objective():
                 self.build_objective("classes")
@@ -249,6 +252,11 @@ class Experiment(Section):
         """The fleet by the clock; None: everyone can be reached all the time."""
         with apply_trust(self._trust):
             return self.fleet.build_fleet_model(self.seed, clients, devices)
+
+    def build_cost_model(self) -> CostModel | None:
+        """What has the last word on costs; None: the devices' profiles."""
+        with apply_trust(self._trust):
+            return self.fleet.build_cost_model()
 
     def federate(self, pool: Source) -> Federation:
         """These samples shared out among the clients, with what is wrong with some of them."""

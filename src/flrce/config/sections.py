@@ -17,6 +17,7 @@ from flrce.data.sources import DATASET_NAMES as DATA
 from flrce.data.sources import Source, is_prepared, load_source
 from flrce.data.trouble import SlowLabels
 from flrce.devices import carbon
+from flrce.devices.cost_models import CostModel
 from flrce.devices.costs import DeviceProfile, load_profile, read_device_assignments
 from flrce.devices.fleet_model import FleetDynamics, build_fleet_dynamics
 from flrce.errors import BadInput, suggest_name
@@ -181,6 +182,8 @@ class FleetSection(Section):
     interval: PositiveFloat | None = (
         None  # seconds from a round's start to the next one's, at least
     )
+    # what work costs, where profiles are not enough: a csv file, or a cost model
+    costs: str | dict[str, Any] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -192,6 +195,14 @@ class FleetSection(Section):
             raise ValueError("fleet.presence is the old name of fleet.availability; drop one")
         renamed = {key: value for key, value in table.items() if key != "presence"}
         return {**renamed, "availability": table["presence"]}
+
+    def build_cost_model(self) -> CostModel | None:
+        """What has the last word on costs; None: the devices' profiles."""
+        wanted = self.costs
+        if isinstance(wanted, str) and wanted.endswith(".csv"):
+            wanted = {"piece": "table", "path": wanted}
+        model: CostModel | None = None if wanted is None else build_piece("costs", wanted, "fleet")
+        return model
 
     def build_fleet_model(
         self, seed: int, clients: tuple[str, ...], devices: Mapping[str, DeviceProfile]

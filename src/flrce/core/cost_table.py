@@ -5,8 +5,9 @@ a cost, book it as `ClientCost.other[name]` where a client's part of a round is 
 row here.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ from flrce.core.record import RoundRecord
 if TYPE_CHECKING:  # which imports torch, and the command line reads this table at its start
     from flrce.core.types import ClientCost
 
+COST_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
+RESERVED_NAMES = frozenset(f.name for f in fields(RoundRecord)) | {"bytes", "rounds", "flops"}
 History = Sequence[RoundRecord]
 Unit = tuple[float, str]  # how many base units it is, and its name
 
@@ -172,6 +175,17 @@ COSTS: dict[str, Cost] = {
         ),
     )
 }
+
+
+def add_cost_row(name: str) -> bool:
+    """A plain row for an amount of `ClientCost.other` that has none; False where a field of records
+    has the name, or it is malformed. Names that end in "_joules" are shown in joules.
+    """
+    if name in RESERVED_NAMES or not COST_NAME.fullmatch(name):
+        return False
+    units = COSTS["joules"].units if name.endswith("_joules") else ((1.0, ""),)
+    COSTS.setdefault(name, Cost(name, name.replace("_", " ").capitalize(), units, optional=True))
+    return True
 
 
 def list_spent_costs(totals: Callable[[Cost], float | None]) -> list[Cost]:

@@ -79,6 +79,13 @@ class Engine(ABC):
         due in this round, and it is not the `last`.
         """
 
+    def begin_round(self, now: float) -> None:  # noqa: B027 - optional
+        """A round is planned at `now`, in seconds of the run's clock: estimates are of then."""
+
+    def estimate_round(self, tasks: Sequence[Task]) -> Sequence[ClientCost]:
+        """The modelled costs of tasks that clients do side by side."""
+        return [self.estimate(task) for task in tasks]
+
     def adapt_task(self, task: Task) -> Task:
         """The task as its client can do it."""
         return task

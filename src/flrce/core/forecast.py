@@ -34,7 +34,7 @@ def check_budget(
     """
     if not recipe.stop.checks_costs:
         return
-    expected = [engine.estimate(task) for task in expect_uploads(engine, state, tasks)]
+    expected = engine.estimate_round(expect_uploads(engine, state, tasks))
     estimates = estimate_carbon(engine, state, tasks, expected)
     read = engine.estimate_evaluation(state.t + 1) if recipe.pays_for_evaluations else ()
     evaluations = [spent for _, spent in read]

@@ -49,6 +49,7 @@ def plan_round(recipe: Recipe, engine: Engine, state: State, seed: int, T: int =
     purpose = f"select{state.attempt or ''}"  # another try at the same round draws anew
     pending = list_pending_tasks(recipe, state)
     now, reachable, unreachable = reachable_clients(recipe, engine, state, t, pending)
+    engine.begin_round(now)
     state, pool = admit_clients(recipe, engine, state, reachable)
     busy = {task.task.k for task in pending}
     pool = exclude_busy_clients(pool, busy) if busy else pool

@@ -80,11 +80,13 @@ class DeviceProfile:
         training, upload.
         """
         left = max(seconds, 0.0)
-        down = min(left, 8 * spent.bytes_down / self.down_bits)
+        slower = self._compare_transfer_time(spent)
+        down_bits, up_bits = self.down_bits / slower, self.up_bits / slower
+        down = min(left, 8 * spent.bytes_down / down_bits)
         compute = min(left - down, spent.compute_seconds)
-        up = min(left - down - compute, 8 * spent.bytes_up / self.up_bits)
+        up = min(left - down - compute, 8 * spent.bytes_up / up_bits)
         part = compute / spent.compute_seconds if spent.compute_seconds else 0.0
-        bytes_down, bytes_up = int(down * self.down_bits / 8), int(up * self.up_bits / 8)
+        bytes_down, bytes_up = int(down * down_bits / 8), int(up * up_bits / 8)
         stopped = replace(
             spent,
             bytes_down=bytes_down,
@@ -94,7 +96,18 @@ class DeviceProfile:
             compute_seconds=compute,
             transfer_seconds=down + up,
         )
-        return replace(stopped, joules=self.add_joules(stopped).joules)
+        share = (down + compute + up) / spent.seconds if spent.seconds else 0.0
+        beside = spent.joules - self.add_joules(spent).joules  # 0 without a cost model
+        return replace(
+            stopped,
+            joules=max(self.add_joules(stopped).joules + share * beside, 0.0),
+            other={name: share * amount for name, amount in spent.other.items()},
+        )
+
+    def _compare_transfer_time(self, spent: ClientCost) -> float:
+        """How many times as long as by this profile the transfer takes: 1 without a cost model."""
+        by_profile = 8 * spent.bytes_down / self.down_bits + 8 * spent.bytes_up / self.up_bits
+        return spent.transfer_seconds / by_profile if by_profile and spent.transfer_seconds else 1.0
 
 
 @cache

@@ -50,9 +50,9 @@ from flrce.flower.measured_costs import MeasuredCosts
 from flrce.flower.messages import MessageQueue, explain_failure
 from flrce.flower.nodes import LOSS_QUERY, NODE_UNAVAILABLE_CODE, ConnectedClient, NodeRegistry
 from flrce.flower.options import (
-    CostModel,
     EvaluateFunction,
     FlowerOptions,
+    ModelledCosts,
     RoundConfig,
     resolve_config,
 )
@@ -88,7 +88,7 @@ class FlowerEngine(Engine):
         train_config: RoundConfig | None = None,
         evaluate_config: RoundConfig | None = None,
         judge: EvaluateFunction | None = None,
-        costs: CostModel | None = None,
+        costs: ModelledCosts | None = None,
         host: Any = None,
     ) -> None:
         self.grid, self.template, self.options, self.runner, self.costs = (
@@ -188,6 +188,13 @@ class FlowerEngine(Engine):
             up += self.model_bytes - count_value_bytes(self.size)
         return self.measured.estimate(task, self.count_samples(task.client), up)
 
+    def begin_round(self, now: float) -> None:
+        if self.costs:
+            self.costs.now = now
+
+    def estimate_round(self, tasks: Sequence[Task]) -> Sequence[ClientCost]:
+        return self.costs.estimate_round(tasks) if self.costs else super().estimate_round(tasks)
+
     def estimate_inquiry(self, client: str, down: int) -> ClientCost:
         """What asking a client for its loss costs."""
         return (
@@ -248,8 +255,9 @@ class FlowerEngine(Engine):
         replies = self.validate_reply_metrics(found)
         self.places = {}
         if self.costs is not None:
-            told = {task.client: task for task in tasks}
-            replies = [self.costs.book_costs(told[reply.client], reply) for reply in replies]
+            came = {reply.client: reply for reply in replies}
+            sent = [flight for flight in flights if flight.task.client in came]
+            replies = self.costs.book_costs(sent, [came[one.task.client] for one in sent])
         measured = open_ended and self.costs is None
         return RoundReplies(
             [*self.unsent, *replies, *late],

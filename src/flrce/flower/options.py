@@ -1,12 +1,12 @@
 """What a user may set about a run on Flower."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from flrce.core.types import ClientCost, Reply, Round, Task
+from flrce.core.types import ClientCost, PendingTask, Reply, Round, Task
 from flrce.devices.costs import DeviceProfile
 from flrce.errors import BadInput, format_one_line
 from flrce.training.metrics import MetricLike
@@ -72,14 +72,19 @@ class FlowerOptions:
     profile: DeviceProfile | None = None  # models the joules of clients that cannot measure them
 
 
-class CostModel(Protocol):
+class ModelledCosts(Protocol):
     """A model of what tasks cost, instead of what the clocks here say: for fleets that are only
     simulated.
     """
 
+    now: float  # seconds of the run's clock for which costs are estimated
+
     def includes_client(self, client: str) -> bool: ...  # whether its costs can be modelled
     def estimate(self, task: Task) -> ClientCost: ...
-    def book_costs(self, task: Task, reply: Reply) -> Reply: ...
+    def estimate_round(self, tasks: Sequence[Task]) -> Sequence[ClientCost]: ...
+    def book_costs(
+        self, pending: Sequence[PendingTask], replies: Sequence[Reply]
+    ) -> list[Reply]: ...
     def estimate_inquiry(self, client: str, down: int) -> ClientCost: ...
 
 
@@ -89,6 +94,6 @@ class ServerContext:
 
     experiment: str = ""  # TOML kept in the state folder instead of the strategy's own settings
     partition: Mapping[str, Any] | None = None  # who holds which samples
-    costs: CostModel | None = None  # a model of the fleet, where it is only simulated
+    costs: ModelledCosts | None = None  # a model of the fleet, where it is only simulated
     watch: Callable[[Round], None] | None = None  # is shown every round
     judges: tuple[MetricLike, ...] = ()  # metrics of the objective

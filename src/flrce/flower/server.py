@@ -2,6 +2,7 @@
 do.
 """
 
+import logging
 import threading
 import tomllib
 from collections.abc import Callable
@@ -36,6 +37,7 @@ from flrce.storage.disk import make_folder
 from flrce.storage.run_model import write_model_card
 from flrce.training.client import ClientRunner
 
+log = logging.getLogger("flrce")
 DataAndModel = tuple[Federation, Any]  # samples and network
 _build_lock = threading.Lock()
 
@@ -62,6 +64,8 @@ def serve(
         write_model_card(Path(state), federation.source.spec.to_json())
     modelled = settings.pop("modelled", False)
     costs = build_cost_model(experiment, federation, net) if modelled else None
+    if experiment.fleet.costs is not None and not modelled:
+        log.warning("fleet.costs has no effect: on a deployment costs are measured")
     given = {
         "seed": experiment.seed,
         "eval_every": experiment.engine.eval_every,
@@ -155,7 +159,7 @@ def build_cost_model(
     runner = ClientRunner(
         net, source.shape, federation.x, federation.y, source.scale, source.shift, kept=kept
     )
-    return FleetCostModel(runner, federation, devices)
+    return FleetCostModel(runner, federation, devices, experiment.build_cost_model())
 
 
 def _get_data_and_model(experiment: Experiment) -> DataAndModel:

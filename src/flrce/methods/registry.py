@@ -17,6 +17,7 @@ from flrce.core.pieces import (
 from flrce.data import trouble
 from flrce.devices import availability, round_availability
 from flrce.devices.battery import PhoneBattery
+from flrce.devices.cost_models import CostTable
 from flrce.devices.traces import TraceAvailability
 from flrce.methods.aggregation.defences import (
     Bucketing,
@@ -259,4 +260,5 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "swa": SWA,
     },
     "battery": {"phone": PhoneBattery},
+    "costs": {"table": CostTable},
 }

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from flrce.config.experiment import Experiment
 from flrce.config.network import resolve_network_name
 from flrce.core import loop
+from flrce.core.engine import Engine
 from flrce.core.host import find_device
 from flrce.core.linalg import LARGE
 from flrce.core.memory_limits import estimate_spare_bytes
@@ -66,11 +67,17 @@ class Simulation:
     net: nn.Module
     engine: Simulator
     given_network: str = ""  # the class of a network that came from Python
+    own_engine: Engine | None = None  # trains in place of the simulator
+
+    @property
+    def loop_engine(self) -> Engine:
+        """Where clients run."""
+        return self.engine if self.own_engine is None else self.own_engine
 
     def initial_state(self) -> State:
         """Before the first round."""
         return loop.make_initial_state(
-            self.recipe, self.engine, pack_model(self.net, self.engine.runner.layout)
+            self.recipe, self.loop_engine, pack_model(self.net, self.engine.runner.layout)
         )
 
     def describe_clients(self) -> dict[str, Any]:
@@ -92,7 +99,18 @@ class Simulation:
 
     def iterate_rounds(self, experiment: Experiment, state: State | None = None) -> Iterator[Round]:
         start = state or self.initial_state()
-        return loop.rounds(self.recipe, self.engine, start, experiment.rounds, experiment.seed)
+        return loop.rounds(self.recipe, self.loop_engine, start, experiment.rounds, experiment.seed)
+
+
+def with_engine(built: Simulation, engine: Engine | Callable[[Simulator], Engine]) -> Simulation:
+    """The simulation with an engine from Python, or with what a function makes of its simulator."""
+    own = engine if isinstance(engine, Engine) else engine(built.engine)
+    if not isinstance(own, Engine):
+        raise BadInput(
+            f"engine gave a {type(own).__name__}; give a subclass of flrce.Engine, or a function of"
+            " the simulator that returns one"
+        )
+    return replace(built, own_engine=own)
 
 
 def build_simulation(
@@ -174,6 +192,7 @@ def build_simulation(
         experiment.build_objective(federation.source.kind),
         recipe.kept,
         experiment.build_life(tuple(federation.clients), devices),
+        experiment.build_cost_model(),
     )
     warn_about_short_clock(experiment, recipe, engine)
     return Simulation(

@@ -2,7 +2,7 @@
 books, and those of a simulated fleet behind Flower.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import nn
@@ -16,9 +16,10 @@ from flrce.core.payload_bytes import (
     count_upload_bytes,
     count_value_bytes,
 )
-from flrce.core.types import ClientCost, Reply, Task
+from flrce.core.types import ClientCost, PendingTask, Reply, Task
 from flrce.core.upload_estimates import estimate_upload_bytes
 from flrce.data.federation import Federation
+from flrce.devices.cost_models import ClientLoad, CostModel, price_loads
 from flrce.devices.costs import DeviceProfile, inference_flops, training_flops
 from flrce.models.low_rank import has_low_rank_layers
 from flrce.models.part import copy_for_training
@@ -33,13 +34,17 @@ EACH_BATCH = (-2,)  # behind a shape's key: FLOPs of a batch, whatever its sampl
 CODING_FLOPS_PER_FLOAT = 20
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class FleetCostModel:
-    """Bytes by what travels, joules and seconds by each client's device and the network's FLOPs."""
+    """Bytes by what travels, joules and seconds by each client's device and the network's FLOPs, or
+    by a cost model.
+    """
 
     runner: ClientRunner
     federation: Federation
     fleet: Mapping[str, DeviceProfile]
+    model: CostModel | None = None  # has the last word on costs
+    now: float = 0.0  # seconds of the run's clock for which costs are estimated
     flops: dict[tuple[float | int, ...], float] = field(default_factory=dict)  # counted once each
 
     @property
@@ -55,32 +60,63 @@ class FleetCostModel:
         """What a task will cost; its reply counts as dense where its compressor does not know what
         it will weigh.
         """
+        return self.estimate_round([task])[0]
+
+    def estimate_round(self, tasks: Sequence[Task]) -> list[ClientCost]:
+        """The same of tasks that clients do side by side."""
+        return self._price([(task.client, self._estimate_by_profile(task)) for task in tasks])
+
+    def _estimate_by_profile(self, task: Task) -> ClientCost:
         names = self.runner.get_part(task).names
         return self.price_task(
             task, estimate_upload_bytes(task, names, self.runner.layout.trainable)
         )
 
-    def book_costs(self, task: Task, reply: Reply) -> Reply:
-        """The reply with what it cost."""
+    def book_costs(self, pending: Sequence[PendingTask], replies: Sequence[Reply]) -> list[Reply]:
+        """The replies to these tasks, in the same order, with what they cost.
+
+        Under a buffered pace each is priced alone, as it was when it was sent: only then is its
+        time back known beforehand.
+        """
+        loads = [
+            ClientLoad(
+                reply.client, self.fleet[reply.client], self._book(one.task, reply), one.sent
+            )
+            for one, reply in zip(pending, replies, strict=True)
+        ]
+        if any(one.due for one in pending):
+            priced = [cost for load in loads for cost in price_loads(self.model, [load])]
+        else:
+            priced = price_loads(self.model, loads)
+        return [replace(reply, spent=cost) for reply, cost in zip(replies, priced, strict=True)]
+
+    def _book(self, task: Task, reply: Reply) -> ClientCost:
         buffers = reply.payload.buffers if reply.payload else {}
         up = count_upload_bytes(buffers, reply.extras)
-        return replace(reply, spent=self.price_task(task, up, reply.steps))
+        return self.price_task(task, up, reply.steps)
+
+    def _price(self, costs: Sequence[tuple[str, ClientCost]]) -> list[ClientCost]:
+        """The costs of clients that work side by side from now on."""
+        loads = [ClientLoad(client, self.fleet[client], cost, self.now) for client, cost in costs]
+        return price_loads(self.model, loads)
 
     def estimate_inquiry(self, client: str, down: int) -> ClientCost:
         """What it costs a client to receive `down` bytes and judge w on its training samples."""
         n = self.count_samples(client)
-        return self.fleet[client].estimate_cost(
+        cost = self.fleet[client].estimate_cost(
             down, 0, n * self.inference_flops, -(-n // EVALUATION_CHUNK_SAMPLES)
         )
+        return self._price([(client, cost)])[0]
 
     def estimate_evaluation(self) -> list[tuple[str, ClientCost]]:
         """What it costs each client that holds samples back to receive and evaluate the model."""
         held = zip(self.federation.clients, self.federation.held, strict=True)
-        return [
+        costs = [
             (client, self._price_evaluation(client, len(samples)))
             for client, samples in held
             if len(samples)
         ]
+        return list(zip([client for client, _ in costs], self._price(costs), strict=True))
 
     def _price_evaluation(self, client: str, n: int) -> ClientCost:
         flops, batches = n * self.inference_flops, -(-n // EVALUATION_CHUNK_SAMPLES)

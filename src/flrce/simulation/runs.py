@@ -15,6 +15,7 @@ from torch import nn
 
 from flrce.config.experiment import GIVEN, Experiment
 from flrce.core import loop
+from flrce.core.engine import Engine
 from flrce.core.host import require_gpu
 from flrce.core.pieces import Recipe
 from flrce.core.types import Round, State
@@ -33,10 +34,12 @@ from flrce.simulation.build import (
     get_final_model,
     get_personal_models,
     name_model_tensors,
+    with_engine,
     with_given_clients,
 )
 from flrce.simulation.result import Result, require_training, summarize_seeds
 from flrce.simulation.run_slot import DeviceSchedulers
+from flrce.simulation.simulator import Simulator
 from flrce.simulation.stop_memory import SEEDS_FILE, resolve_stop_memory
 from flrce.storage.disk import make_folder, write_atomically
 from flrce.storage.ledger import Ledger, refuse_unless_new
@@ -98,6 +101,7 @@ def run(
     allow_divergence: bool = False,
     objective: Any = None,
     metrics: Any = None,
+    engine: Engine | Callable[[Simulator], Engine] | None = None,
 ) -> Result:
     """Run one experiment to its end; with `out`, keep a run directory that can be resumed.
 
@@ -112,6 +116,9 @@ def run(
     torch loss. `metrics` are names, functions of (outputs, targets), or objects with update and
     compute; a list of them or a dict by name. The first is the primary metric.
 
+    `engine` trains the clients in place of the simulator: a `flrce.Engine`, or a function that is
+    given the simulator and returns one, for instance around it.
+
     >>> result = run(Experiment(rounds=2, clients=10, per_round=2))
     >>> result.summary["rounds"]
     2
@@ -124,11 +131,13 @@ def run(
     experiment = resolve_stop_memory(experiment, out, resume)
     warn_about_experiment(experiment)
     if experiment.engine.name == "flower":
+        if engine is not None:
+            raise BadInput("engine.name = 'flower' and engine=... exclude each other; drop one")
         result = _run_on_flower(experiment, out, resume, data, model, watch)
     else:
-        result = _run_to_end(
-            build_simulation(experiment, data, model), experiment, out, resume, watch
-        )
+        built = build_simulation(experiment, data, model)
+        built = built if engine is None else with_engine(built, engine)
+        result = _run_to_end(built, experiment, out, resume, watch)
     return result if allow_divergence else require_training(result)
 
 

@@ -27,6 +27,7 @@ from flrce.core.types import (
     Task,
 )
 from flrce.data.federation import Federation
+from flrce.devices.cost_models import CostModel
 from flrce.devices.costs import DeviceProfile
 from flrce.devices.fleet_model import FleetDynamics
 from flrce.simulation.cost_model import FleetCostModel
@@ -60,6 +61,7 @@ class Simulator(Engine):
         objective: Objective = Classification(),
         kept: Sequence[str] = (),
         life: FleetDynamics | None = None,
+        cost_model: CostModel | None = None,
     ) -> None:
         source = federation.source
         self.fleet_dynamics = life  # by the clock; None: everyone can be reached all the time
@@ -77,7 +79,7 @@ class Simulator(Engine):
         self.trainable, self.size = self.runner.layout.trainable, self.runner.layout.size
         self.shapes = tuple((slot.name, slot.shape) for slot in self.runner.layout.slots)
         self.blocks = self.runner.blocks
-        self.costs = FleetCostModel(self.runner, federation, fleet)
+        self.costs = FleetCostModel(self.runner, federation, fleet, cost_model)
         self.workers = hire(self.runner)
 
     @property
@@ -115,8 +117,11 @@ class Simulator(Engine):
     def estimate(self, task: Task) -> ClientCost:
         return self.costs.estimate(task)
 
-    def adapt_task(self, task: Task) -> Task:
-        return task
+    def begin_round(self, now: float) -> None:
+        self.costs.now = now
+
+    def estimate_round(self, tasks: Sequence[Task]) -> Sequence[ClientCost]:
+        return self.costs.estimate_round(tasks)
 
     def train(
         self, pending: Sequence[PendingTask], carry: ClientStates, keep: int | None = None
@@ -135,7 +140,8 @@ class Simulator(Engine):
                 replies[task.client] = make_free_rider_reply(
                     self.runner, one.w, task, riding[task.client], n, own
                 )
-        booked = [self._book_costs(one.task, replies[one.task.client]) for one in pending]
+        answers = [_to_reply(one.task, replies[one.task.client]) for one in pending]
+        booked = self.costs.book_costs(pending, answers)
         found = [replace(reply, judged=judged.get(reply.client)) for reply in booked]
         if not isinstance(trained, RepliesWithTable):
             return found
@@ -263,10 +269,11 @@ class Simulator(Engine):
         """A client's training samples in round t."""
         return self.federation.get_client_samples(client, t)
 
-    def _book_costs(self, task: Task, reply: Reply | WorkerFailure) -> Reply:
-        if isinstance(reply, WorkerFailure):
-            reply = Reply(task.client, task.t, error=str(reply))
-        return self.costs.book_costs(task, reply)
-
     def get_held_part(self, task: Task) -> HeldPart:
         return self.runner.get_held_part(task)
+
+
+def _to_reply(task: Task, reply: Reply | WorkerFailure) -> Reply:
+    if isinstance(reply, WorkerFailure):
+        return Reply(task.client, task.t, error=str(reply))
+    return reply

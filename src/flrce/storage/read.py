@@ -17,6 +17,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from flrce.core.clock import fill_start_times
+from flrce.core.cost_table import add_cost_row
 from flrce.core.types import RoundRecord
 from flrce.errors import BadInput, format_one_line
 from flrce.storage.ledger_lines import MAX_MAPPED_CLIENTS
@@ -190,6 +191,8 @@ def validate_round_line(row: Mapping[str, Any]) -> RoundRecord:
         raise ValueError(
             f"rounds.jsonl has a figure beyond all bounds in round {format_one_line(found.t, 20)}"
         )
+    for name in found.other:
+        add_cost_row(name)
     return found
 
 
