@@ -206,9 +206,9 @@ class Attacked(Simulator):
         )  # unknown until they say so
 
     def train(
-        self, pending: Sequence[PendingTask], carry: ClientStates, keep: int | None = None
+        self, pending: Sequence[PendingTask], client_states: ClientStates, keep: int | None = None
     ) -> list[Reply]:
-        replies = list(super().train(pending, carry))
+        replies = list(super().train(pending, client_states))
         updates = [
             r.payload.buffers["u"] if r.payload else torch.zeros_like(one.w)
             for r, one in zip(replies, pending, strict=True)

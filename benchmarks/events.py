@@ -66,7 +66,7 @@ class Fleet(StubEngine):
             4000, 4000, compute_seconds=60.0 + task.k % 997, joules=300.0, idle_watts=0.5
         )
 
-    def train(self, w, tasks, carry, keep=None):
+    def train(self, w, tasks, client_states, keep=None):
         return [
             Reply(
                 task.client,
@@ -100,7 +100,7 @@ def one_round(recipe, engine, state, seed=0):
     start = time.perf_counter()
     plan = loop.plan_round(recipe, engine, state, seed)
     begun = time.perf_counter()
-    came = collect_replies(recipe, engine, plan.flights, plan.state, plan.keep)
+    came = collect_replies(recipe, engine, plan.pending, plan.state, plan.keep)
     trained = time.perf_counter()
     done = loop.close_round(recipe, engine, plan, came)
     return done, {

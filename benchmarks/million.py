@@ -139,7 +139,7 @@ class Fleet(StubEngine):
     def estimate(self, task):
         return ClientCost(4 * D, 4 * D, compute_seconds=1.0)
 
-    def train(self, w, tasks, carry, keep=None):
+    def train(self, w, tasks, client_states, keep=None):
         k = torch.tensor([task.k for task in tasks])
         return [
             Reply(task.client, task.t, Payload({"u": u}), 100, 1.0, 1.0, self.estimate(task))
@@ -177,7 +177,7 @@ def million(M, size, T, seed=0):
     stated = estimate_server_bytes(recipe, M, D, D)
     state = loop.make_initial_state(recipe, engine, fleet.w)
     curve = [("tables announced", resident() - before)]
-    fill(state.memory["selector"], fleet, size)
+    fill(state.server_state["selector"], fleet, size)
     curve.append(("everybody heard", resident() - before))
     rounds = []
     with tempfile.TemporaryDirectory() as folder:
@@ -210,7 +210,7 @@ def one_round(recipe, engine, state, seed, journal):
     start, cpu = time.perf_counter(), time.process_time()
     plan = loop.plan_round(recipe, engine, state, seed)
     chosen, cpu = time.perf_counter(), time.process_time() - cpu
-    replies = engine.train(state.w, plan.tasks, state.carry)
+    replies = engine.train(state.w, plan.tasks, state.client_states)
     trained, again = time.perf_counter(), time.process_time()
     done = loop.close_round(recipe, engine, plan, RoundReplies(replies))
     finished = time.perf_counter()

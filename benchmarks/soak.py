@@ -142,13 +142,15 @@ class Drawn(StubEngine):
     def get_task_layout(self, task: Task) -> tuple[None, tuple[tuple[str, int], ...]]:
         return None, LAYOUT
 
-    def evaluate(self, w: Tensor, t: int, last: bool = False, carry: object = None) -> Evaluation:
+    def evaluate(
+        self, w: Tensor, t: int, last: bool = False, client_states: object = None
+    ) -> Evaluation:
         return Evaluation(1 / (1 + float(w.norm())), 0.5, float(w.norm()))
 
     def train(
         self,
         pending: Sequence[PendingTask],
-        carry: Mapping[str, Mapping[str, Tensor]],
+        client_states: Mapping[str, Mapping[str, Tensor]],
         keep: int | None = None,
     ) -> list[Reply]:
         replies: list[Reply] = []
@@ -156,7 +158,7 @@ class Drawn(StubEngine):
             rng = make_stream(self.plan.number, "reply", task.t, task.client)
             u = torch.from_numpy(rng.normal(0, 0.1, D)).float() - 0.1 * w
             payload, kept = task.compressor.encode(
-                u, LAYOUT, make_encoding_stream(task), carry.get(task.client, {})
+                u, LAYOUT, make_encoding_stream(task), client_states.get(task.client, {})
             )
             good = Reply(
                 task.client,

@@ -93,11 +93,11 @@ class QLearning(Selector, LocalTrainer):
         Q, visits = torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.long)
         return QLearningState(Q, visits, whole, whole.clone(), torch.zeros(M, dtype=torch.float64))
 
-    def select(self, memory: QLearningState, view: RoundView, rng: Generator) -> Selection:
+    def select(self, state: QLearningState, view: RoundView, rng: Generator) -> Selection:
         pool = rng.permutation(np.array(view.pool, np.int64))  # equal values are in no order
         if rng.random() < self.epsilon:
             return Selection(tuple(pool[: view.P].tolist()))
-        value = self.compute_q_values(memory, torch.from_numpy(pool), view.history).amax(1)
+        value = self.compute_q_values(state, torch.from_numpy(pool), view.history).amax(1)
         best = value.argsort(descending=True, stable=True)[: view.P]
         return Selection(
             tuple(pool[best.numpy()].tolist()),
@@ -105,26 +105,24 @@ class QLearning(Selector, LocalTrainer):
             why={"least_value": round(float(value[best[-1]]), METRIC_DIGITS)},
         )
 
-    def assign(self, tasks: list[Task], memory: QLearningState, view: RoundView) -> list[Task]:
+    def assign(self, tasks: list[Task], state: QLearningState, view: RoundView) -> list[Task]:
         if not tasks:
             return tasks
-        actions = self.choose_actions(
-            memory, torch.tensor([task.k for task in tasks]), view.history
-        )
+        actions = self.choose_actions(state, torch.tensor([task.k for task in tasks]), view.history)
         return [
             _with_epoch_share(task, self.shares[a])
             for task, a in zip(tasks, actions.tolist(), strict=True)
         ]
 
-    def observe(self, memory: QLearningState, event: RoundEvent) -> QLearningState:
+    def observe(self, state: QLearningState, event: RoundEvent) -> QLearningState:
         """Only rows of those who replied change: what is open of the others is settled when they
         are looked at.
         """
         k = event.updates.k
-        did = self.choose_actions(memory, k, event.history)
-        Q, visits = memory.Q.clone(), memory.visits.clone()
-        last, action, joules = memory.last.clone(), memory.action.clone(), memory.joules.clone()
-        Q[k] = self.compute_q_values(memory, k, event.history)
+        did = self.choose_actions(state, k, event.history)
+        Q, visits = state.Q.clone(), state.visits.clone()
+        last, action, joules = state.last.clone(), state.action.clone(), state.joules.clone()
+        Q[k] = self.compute_q_values(state, k, event.history)
         visits[k, did] += 1
         last[k] = event.t
         action[k] = did
@@ -134,24 +132,24 @@ class QLearning(Selector, LocalTrainer):
         return QLearningState(Q, visits, last, action, joules)
 
     def choose_actions(
-        self, memory: QLearningState, rows: Tensor, history: Sequence[RoundRecord]
+        self, state: QLearningState, rows: Tensor, history: Sequence[RoundRecord]
     ) -> Tensor:
         """(rows,) what each of these clients does next: a function of its own row, so that it need
         not be kept.
         """
-        visits, times = memory.visits[rows], memory.visits[rows].sum(1)
-        best = self.compute_q_values(memory, rows, history).argmax(1)
+        visits, times = state.visits[rows], state.visits[rows].sum(1)
+        best = self.compute_q_values(state, rows, history).argmax(1)
         tries = (times < len(self.shares)) | (times % self.every == 0)
         return torch.where(tries, visits.argmin(1), best)
 
     def compute_q_values(
-        self, memory: QLearningState, rows: Tensor, history: Sequence[RoundRecord]
+        self, state: QLearningState, rows: Tensor, history: Sequence[RoundRecord]
     ) -> Tensor:
         """(rows, A) Q with the rewards that are known by now."""
-        Q = memory.Q[rows].clone()
+        Q = state.Q[rows].clone()
         committed = [record for record in history if record.outcome == "committed"]
         given: dict[int, tuple[float, float] | None] = {}
-        for i, (k, t) in enumerate(zip(rows.tolist(), memory.last[rows].tolist(), strict=True)):
+        for i, (k, t) in enumerate(zip(rows.tolist(), state.last[rows].tolist(), strict=True)):
             if not t:
                 continue
             if t not in given:
@@ -160,8 +158,8 @@ class QLearning(Selector, LocalTrainer):
             if known is None:
                 continue
             fixed, per_joule = known
-            a = int(memory.action[k])
-            R = fixed - per_joule * float(memory.joules[k])
+            a = int(state.action[k])
+            R = fixed - per_joule * float(state.joules[k])
             Q[i, a] += self.rate * (R + self.discount * float(Q[i].max()) - float(Q[i, a]))
         return Q
 

@@ -72,23 +72,23 @@ class EnergyBudgetSelector(Selector):
             torch.ones(M, dtype=torch.float64), torch.zeros(M, dtype=torch.long)
         )
 
-    def observe(self, memory: EnergyBudgetState, event: RoundEvent) -> EnergyBudgetState:
+    def observe(self, state: EnergyBudgetState, event: RoundEvent) -> EnergyBudgetState:
         k, new = event.updates.k, alignment_scores(event.updates.u)
-        value, seen = memory.value.clone(), memory.seen.clone()
+        value, seen = state.value.clone(), state.seen.clone()
         value[k] = torch.where(seen[k] > 0, self.keep * value[k] + (1 - self.keep) * new, new)
         seen[k] = event.t
         return EnergyBudgetState(value, seen)
 
-    def compute_client_values(self, memory: EnergyBudgetState, rows: Tensor, t: int) -> FloatArray:
+    def compute_client_values(self, state: EnergyBudgetState, rows: Tensor, t: int) -> FloatArray:
         """(rows,) before round t."""
-        since = t - 1 - memory.seen[rows]
-        lost = (1 - memory.value[rows]) * (1 - self.forgets) ** since
-        return torch.where(memory.seen[rows] > 0, 1 - lost, 1.0).numpy()
+        since = t - 1 - state.seen[rows]
+        lost = (1 - state.value[rows]) * (1 - self.forgets) ** since
+        return torch.where(state.seen[rows] > 0, 1 - lost, 1.0).numpy()
 
-    def select(self, memory: EnergyBudgetState, view: RoundView, rng: Generator) -> Selection:
+    def select(self, state: EnergyBudgetState, view: RoundView, rng: Generator) -> Selection:
         pool = rng.permutation(np.array(view.pool, np.int64))[:MAX_CLIENTS_CONSIDERED]
         value = self.compute_client_values(
-            memory, torch.from_numpy(pool), view.t
+            state, torch.from_numpy(pool), view.t
         ) + TIE_BREAK_NOISE * rng.random(len(pool))
         tasks = [view.draft(k) for k in pool.tolist()]
         costs = [view.estimate(task) for task in tasks]

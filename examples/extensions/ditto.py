@@ -58,7 +58,7 @@ class Pull(Link):
 
     strength: float = 0.1
 
-    def begin_round(self, w, local, carry):
+    def begin_round(self, w, local, client_state):
         own = (
             local.layout.personal_layout.trainable
         )  # what a client keeps comes first among what it trains

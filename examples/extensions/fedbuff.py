@@ -32,7 +32,7 @@ class Discounted(Aggregator):
 
     power: float = 0.5
 
-    def __call__(self, w, updates, memory):
+    def __call__(self, w, updates, state):
         age = torch.zeros(len(updates)) if updates.age is None else updates.age
         p = updates.n / (1 + age.double()) ** self.power
         return w + ((p / p.sum()) @ updates.U.double()).to(w.dtype)

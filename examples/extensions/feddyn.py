@@ -29,8 +29,8 @@ class Regulariser(Link):
 
     alpha: float = 0.1
 
-    def begin_round(self, w, local, carry):
-        return {"h": carry.get("h", torch.zeros_like(w)), "start": w.clone()}
+    def begin_round(self, w, local, client_state):
+        return {"h": client_state.get("h", torch.zeros_like(w)), "start": w.clone()}
 
     def step(self, g, w, state):
         return g - state["h"] + self.alpha * (w - state["start"]), state
@@ -49,7 +49,7 @@ class Dynamic(LocalTrainer):
     def links(self):
         return (Regulariser(self.alpha),)
 
-    def assign(self, tasks, memory, view):
+    def assign(self, tasks, state, view):
         return tasks
 
 
@@ -68,7 +68,7 @@ class Server(ServerStep):
     def initial_state(self, M, d, D):
         return Memory(torch.zeros(d), torch.zeros(M))
 
-    def step(self, w, target, updates, memory):
-        h = memory.h - self.alpha * updates.u.sum(0) / len(memory.known)
+    def step(self, w, target, updates, state):
+        h = state.h - self.alpha * updates.u.sum(0) / len(state.known)
         d = updates.trainable
-        return torch.cat([target[:d] - h / self.alpha, target[d:]]), Memory(h, memory.known)
+        return torch.cat([target[:d] - h / self.alpha, target[d:]]), Memory(h, state.known)

@@ -28,8 +28,8 @@ from flrce import Link, LocalTrainer
 class Control(Link):
     """g - c_k + c; after K steps of length lr, c_k becomes c_k - c + (w_start - w) / (K lr)."""
 
-    def begin_round(self, w, local, carry):
-        c, ck = local.task.tensors["c"], carry.get("c", torch.zeros_like(w))
+    def begin_round(self, w, local, client_state):
+        c, ck = local.task.tensors["c"], client_state.get("c", torch.zeros_like(w))
         way = sum(local.task.update.compute_step_rate(step, local) for step in range(local.steps))
         return {"c": c.to(w.device), "ck": ck, "start": w.clone(), "way": torch.tensor(way)}
 
@@ -63,8 +63,8 @@ class Scaffold(LocalTrainer):
     def initial_state(self, M, d, D):
         return Memory(torch.zeros(d))
 
-    def assign(self, tasks, memory, view):
-        return [replace(task, tensors={**task.tensors, "c": memory.c}) for task in tasks]
+    def assign(self, tasks, state, view):
+        return [replace(task, tensors={**task.tensors, "c": state.c}) for task in tasks]
 
-    def observe(self, memory, event):
-        return Memory(memory.c + event.updates.extras["dc"].sum(0) / event.M)
+    def observe(self, state, event):
+        return Memory(state.c + event.updates.extras["dc"].sum(0) / event.M)

@@ -23,7 +23,7 @@ class Codec:
         return {}
 
     def encode(
-        self, u: NDArray[Any], layout: TensorSizes, rng: Generator, carry: Buffers
+        self, u: NDArray[Any], layout: TensorSizes, rng: Generator, client_state: Buffers
     ) -> Encoded:
         """(the buffers of u, what the sender keeps for its next update)."""
         raise NotImplementedError
@@ -58,9 +58,9 @@ class DenseCodec(Codec):
     """Every coordinate as float32; those of a float64 model as they are."""
 
     def encode(
-        self, u: NDArray[Any], layout: TensorSizes, rng: Generator, carry: Buffers
+        self, u: NDArray[Any], layout: TensorSizes, rng: Generator, client_state: Buffers
     ) -> Encoded:
-        return {"u": u if u.dtype == np.float64 else u.astype(np.float32)}, carry
+        return {"u": u if u.dtype == np.float64 else u.astype(np.float32)}, client_state
 
     def decode(self, buffers: Buffers, layout: TensorSizes, rng: Generator) -> FloatArray:
         u = buffers.get("u", np.zeros(0, np.float32))

@@ -38,14 +38,17 @@ class ErrorFeedbackCodec(Codec):
         return self.inner.symbol_bits
 
     def encode(
-        self, u: NDArray[Any], layout: TensorSizes, rng: Generator, carry: Buffers
+        self, u: NDArray[Any], layout: TensorSizes, rng: Generator, client_state: Buffers
     ) -> Encoded:
-        residual = carry.get(RESIDUAL_KEY)
+        residual = client_state.get(RESIDUAL_KEY)
         if residual is not None and residual.shape == u.shape and np.isfinite(residual).all():
             u = u + residual
         there = copy.deepcopy(rng)
-        buffers, carry = self.inner.encode(u, layout, rng, carry)
-        return buffers, {**carry, RESIDUAL_KEY: u - self.inner.decode(buffers, layout, there)}
+        buffers, client_state = self.inner.encode(u, layout, rng, client_state)
+        return buffers, {
+            **client_state,
+            RESIDUAL_KEY: u - self.inner.decode(buffers, layout, there),
+        }
 
     def decode(self, buffers: Buffers, layout: TensorSizes, rng: Generator) -> FloatArray:
         return self.inner.decode(buffers, layout, rng)
@@ -58,15 +61,15 @@ class EntropyCodec(Codec):
     inner: Codec = field(default_factory=DenseCodec)
 
     def encode(
-        self, u: NDArray[Any], layout: TensorSizes, rng: Generator, carry: Buffers
+        self, u: NDArray[Any], layout: TensorSizes, rng: Generator, client_state: Buffers
     ) -> Encoded:
-        buffers, carry = self.inner.encode(u, layout, rng, carry)
+        buffers, client_state = self.inner.encode(u, layout, rng, client_state)
         widths = self.inner.symbol_bits
         coded = {
             name: entropy.code_buffer(values, widths.get(name, 8))
             for name, values in buffers.items()
         }
-        return coded, carry
+        return coded, client_state
 
     def decode(self, buffers: Buffers, layout: TensorSizes, rng: Generator) -> FloatArray:
         widths = self.inner.symbol_bits

@@ -56,7 +56,7 @@ class FixedPointCodec(Codec):
         return {"levels": self.bits}
 
     def encode(
-        self, u: NDArray[Any], layout: TensorSizes, rng: Generator, carry: Buffers
+        self, u: NDArray[Any], layout: TensorSizes, rng: Generator, client_state: Buffers
     ) -> Encoded:
         coded, exact = split_statistics(layout)
         x, sizes = take_spans(u, coded), list_coded_sizes(layout)
@@ -74,7 +74,7 @@ class FixedPointCodec(Codec):
         }
         if exact:
             buffers["statistics"] = take_spans(u, exact)
-        return buffers, carry
+        return buffers, client_state
 
     def decode(self, buffers: Buffers, layout: TensorSizes, rng: Generator) -> FloatArray:
         coded, exact = split_statistics(layout)
@@ -108,9 +108,9 @@ class GrowingBitsCodec(Codec):
         return self.inner.symbol_bits
 
     def encode(
-        self, u: NDArray[Any], layout: TensorSizes, rng: Generator, carry: Buffers
+        self, u: NDArray[Any], layout: TensorSizes, rng: Generator, client_state: Buffers
     ) -> Encoded:
-        return self.inner.encode(u, layout, rng, carry)
+        return self.inner.encode(u, layout, rng, client_state)
 
     def decode(self, buffers: Buffers, layout: TensorSizes, rng: Generator) -> FloatArray:
         return self.inner.decode(buffers, layout, rng)
@@ -128,11 +128,11 @@ class SkippedLayersCodec(Codec):
         return self.inner.symbol_bits
 
     def encode(
-        self, u: NDArray[Any], layout: TensorSizes, rng: Generator, carry: Buffers
+        self, u: NDArray[Any], layout: TensorSizes, rng: Generator, client_state: Buffers
     ) -> Encoded:
         spans, rest = split_skipped(layout, frozenset(self.skipped.split(",")))
         parts = [u[:0], *(u[span] for span in spans)]
-        return self.inner.encode(np.concatenate(parts), rest, rng, carry)
+        return self.inner.encode(np.concatenate(parts), rest, rng, client_state)
 
     def decode(self, buffers: Buffers, layout: TensorSizes, rng: Generator) -> FloatArray:
         spans, rest = split_skipped(layout, frozenset(self.skipped.split(",")))

@@ -187,8 +187,8 @@ def encode_update(
     code = read_codec(config, COMPRESSOR_KEY)
     seed, t, client = (config[KEY_PREFIX + key] for key in ("seed", "t", "client"))
     rng = make_encoding_stream(seed, t, client)
-    buffers, carry = code.encode(u, form.layout, rng, load_client_state(context, t))
-    save_client_state(context, t, carry)
+    buffers, client_state = code.encode(u, form.layout, rng, load_client_state(context, t))
+    save_client_state(context, t, client_state)
     return list(buffers.items())
 
 
@@ -291,11 +291,11 @@ def load_client_state(context: Context, t: int | None = None) -> Arrays:
     return {name: array.numpy() for name, array in kept.items()}
 
 
-def save_client_state(context: Context, t: int, carry: Mapping[str, NDArray[Any]]) -> None:
+def save_client_state(context: Context, t: int, client_state: Mapping[str, NDArray[Any]]) -> None:
     """Keep a compressor's state of round t, and that of the rounds before as long as needed."""
-    if not carry:
+    if not client_state:
         return
-    record = ArrayRecord({name: Array(np.ascontiguousarray(x)) for name, x in carry.items()})
+    record = ArrayRecord({name: Array(np.ascontiguousarray(x)) for name, x in client_state.items()})
     context.state[f"{CLIENT_STATE_PREFIX}{t}"] = record
     for old in sorted(list_state_rounds(context), reverse=True)[HELD_ROUNDS:]:
         del context.state[f"{CLIENT_STATE_PREFIX}{old}"]

@@ -56,12 +56,12 @@ class QuantizerCodec(Codec):
         return {"levels": self.bits}
 
     def encode(
-        self, u: NDArray[Any], layout: TensorSizes, rng: Generator, carry: Buffers
+        self, u: NDArray[Any], layout: TensorSizes, rng: Generator, client_state: Buffers
     ) -> Encoded:
         sizes = [size for _, size in layout]
         wide = u.astype(np.float64)
         levels, ranges = quantise_tensors(wide, sizes, self.bits, rng if self.stochastic else None)
-        return {"levels": pack_bits(levels, self.bits), "ranges": ranges}, carry
+        return {"levels": pack_bits(levels, self.bits), "ranges": ranges}, client_state
 
     def decode(self, buffers: Buffers, layout: TensorSizes, rng: Generator) -> FloatArray:
         require_buffers(buffers, {"levels", "ranges"})

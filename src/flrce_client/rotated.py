@@ -71,7 +71,7 @@ class RotatedCodec(Codec):
         return {"levels": self.level_bits}
 
     def encode(
-        self, u: NDArray[Any], layout: TensorSizes, rng: Generator, carry: Buffers
+        self, u: NDArray[Any], layout: TensorSizes, rng: Generator, client_state: Buffers
     ) -> Encoded:
         coded, exact = split_statistics(layout, self.exact_below)
         x = take_spans(u, coded)
@@ -81,7 +81,7 @@ class RotatedCodec(Codec):
         levels = np.concatenate([np.zeros(0, np.uint8), *(q for q, _ in quantised)])
         scales = np.concatenate([np.zeros(0, np.float32), *(s for _, s in quantised)])
         buffers = {"levels": pack_bits(levels, self.level_bits), "scales": scales}
-        return buffers | ({"statistics": take_spans(u, exact)} if exact else {}), carry
+        return buffers | ({"statistics": take_spans(u, exact)} if exact else {}), client_state
 
     def decode(self, buffers: Buffers, layout: TensorSizes, rng: Generator) -> FloatArray:
         coded, exact = split_statistics(layout, self.exact_below)

@@ -86,7 +86,7 @@ class TopKCodec(Codec):
         return {"bitmap": 1, "levels": self.bits or 8}
 
     def encode(
-        self, u: NDArray[Any], layout: TensorSizes, rng: Generator, carry: Buffers
+        self, u: NDArray[Any], layout: TensorSizes, rng: Generator, client_state: Buffers
     ) -> Encoded:
         d = self._count_candidates(layout)
         rest = {"statistics": u[d:].astype(np.float32)} if self.dense_bn else {}
@@ -94,17 +94,17 @@ class TopKCodec(Codec):
         K = floor_share(self.keep, d) if d else 0
         kept, coding = mask_largest(u, K), choose_coding(self.coding, d, K, self.bits)
         if coding == "dense":
-            return {"dense": np.where(kept, u, np.float32(0)), **rest}, carry
+            return {"dense": np.where(kept, u, np.float32(0)), **rest}, client_state
         where = np.packbits(kept) if coding == "bitmap" else np.flatnonzero(kept).astype(np.int32)
         if self.bits is None:
-            return {coding: where, "values": u[kept], **rest}, carry
+            return {coding: where, "values": u[kept], **rest}, client_state
         levels, ranges = quantise_magnitudes(u[kept], self.bits)
         return {
             coding: where,
             "levels": pack_bits(levels, self.bits),
             "ranges": ranges,
             **rest,
-        }, carry
+        }, client_state
 
     def decode(self, buffers: Buffers, layout: TensorSizes, rng: Generator) -> FloatArray:
         d, D = self._count_candidates(layout), count_floats(layout)
@@ -194,10 +194,10 @@ class RandomKCodec(Codec):
     scaled: bool = False
 
     def encode(
-        self, u: NDArray[Any], layout: TensorSizes, rng: Generator, carry: Buffers
+        self, u: NDArray[Any], layout: TensorSizes, rng: Generator, client_state: Buffers
     ) -> Encoded:
         where = draw_positions(rng, count_floats(layout), self.keep)
-        return {"values": u.astype(np.float32)[where]}, carry
+        return {"values": u.astype(np.float32)[where]}, client_state
 
     def decode(self, buffers: Buffers, layout: TensorSizes, rng: Generator) -> FloatArray:
         require_buffers(buffers, {"values"})
@@ -218,7 +218,7 @@ class TernaryCodec(Codec):
     share: float = 0.01
 
     def encode(
-        self, u: NDArray[Any], layout: TensorSizes, rng: Generator, carry: Buffers
+        self, u: NDArray[Any], layout: TensorSizes, rng: Generator, client_state: Buffers
     ) -> Encoded:
         coded, exact = split_statistics(layout)
         x = take_spans(u, coded)
@@ -234,7 +234,7 @@ class TernaryCodec(Codec):
             "signs": pack_bits((kept >= 0).astype(np.uint8), 1),
             "magnitude": np.array([magnitude], np.float32),
         }
-        return buffers | ({"statistics": take_spans(u, exact)} if exact else {}), carry
+        return buffers | ({"statistics": take_spans(u, exact)} if exact else {}), client_state
 
     def decode(self, buffers: Buffers, layout: TensorSizes, rng: Generator) -> FloatArray:
         coded, exact = split_statistics(layout)
@@ -265,11 +265,11 @@ class NonzeroCodec(Codec):
     """As `flrce`'s compressor `nonzero`."""
 
     def encode(
-        self, u: NDArray[Any], layout: TensorSizes, rng: Generator, carry: Buffers
+        self, u: NDArray[Any], layout: TensorSizes, rng: Generator, client_state: Buffers
     ) -> Encoded:
         where = np.flatnonzero(u)
         kind = choose_index_dtype(count_floats(layout))
-        return {"where": where.astype(kind), "values": u[where].astype(np.float32)}, carry
+        return {"where": where.astype(kind), "values": u[where].astype(np.float32)}, client_state
 
     def decode(self, buffers: Buffers, layout: TensorSizes, rng: Generator) -> FloatArray:
         require_buffers(buffers, {"where", "values"})
@@ -294,10 +294,10 @@ class TensorDropoutCodec(Codec):
     coverage: bool = False
 
     def encode(
-        self, u: NDArray[Any], layout: TensorSizes, rng: Generator, carry: Buffers
+        self, u: NDArray[Any], layout: TensorSizes, rng: Generator, client_state: Buffers
     ) -> Encoded:
         kept = self._draw_sent_mask(layout, rng)
-        return ({"values": u.astype(np.float32)[kept]} if kept.any() else {}), carry
+        return ({"values": u.astype(np.float32)[kept]} if kept.any() else {}), client_state
 
     def decode(self, buffers: Buffers, layout: TensorSizes, rng: Generator) -> FloatArray:
         kept = self._draw_sent_mask(layout, rng)

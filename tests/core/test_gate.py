@@ -89,7 +89,7 @@ replies = st.one_of(
         n=st.one_of(st.just(4), odd),
         loss=odd,
         loss_square=odd,
-        carry=odd,
+        client_state=odd,
         spent=st.one_of(
             st.just(ClientCost()), odd, st.builds(ClientCost, joules=odd, bytes_up=odd)
         ),

@@ -58,15 +58,15 @@ class Made(StubEngine):
     def estimate(self, task):
         return self.spent
 
-    def train(self, pending, carry, keep=None):
+    def train(self, pending, client_states, keep=None):
         self.asked.append(tuple(one.task.client for one in pending))
-        return super().train(pending, carry, keep)
+        return super().train(pending, client_states, keep)
 
     def reply(self, task: Task, w):
         u = self.update(task.client, task.t, w)
         return Reply(task.client, task.t, Payload({"u": u}), n=10, spent=self.spent)
 
-    def evaluate(self, w, t, last=False, carry=None):
+    def evaluate(self, w, t, last=False, client_states=None):
         return Evaluation(0.5, 0.5, 1.0)
 
 
@@ -149,7 +149,7 @@ def test_the_loop_is_algorithm_4():
         assert exploit == found.record.exploit
         assert conflict == pytest.approx(found.record.conflicts)
         assert found.state.w.tolist() == pytest.approx(w, abs=1e-4)
-    memory = done[-1].state.memory["selector"]
+    memory = done[-1].state.server_state["selector"]
     *_, Omega, H = book[-1]
     assert np.allclose(memory.Omega, Omega, atol=1e-3)
     assert np.allclose(memory.H, H, atol=5e-3)
@@ -215,9 +215,11 @@ def test_clients_may_appear_and_vanish():
     assert all(s <= {"bob", "dan", "eve"} for s in seen[4:8])
     assert all(s <= {"amy", "eve", "fay"} for s in seen[8:])
     assert set(done.state.roster) == {"amy", "bob", "cyd", "dan", "eve", "fay"}
-    assert done.state.memory["selector"].V.shape[0] == 6
+    assert done.state.server_state["selector"].V.shape[0] == 6
     never = [
-        done.state.roster[k] for k in range(6) if done.state.memory["selector"].R[k] == NEVER_SEEN
+        done.state.roster[k]
+        for k in range(6)
+        if done.state.server_state["selector"].R[k] == NEVER_SEEN
     ]
     assert set().union(*seen) == set(done.state.roster) - set(never)
 
@@ -266,8 +268,8 @@ def test_the_order_of_replies_never_matters(order):
     table = {str(k): torch.tensor(rng.normal(size=2), dtype=torch.float32) for k in range(5)}
 
     class Shuffled(Made):
-        def train(self, pending, carry, keep=None):
-            replies = super().train(pending, carry, keep)
+        def train(self, pending, client_states, keep=None):
+            replies = super().train(pending, client_states, keep)
             return [replies[i] for i in order]
 
     engines = [
@@ -275,7 +277,7 @@ def test_the_order_of_replies_never_matters(order):
     ]
     one, two = (drive(recipe, engine, 3)[-1].state for engine in engines)
     assert torch.equal(one.w, two.w)
-    assert torch.equal(one.memory["selector"].Omega, two.memory["selector"].Omega)
+    assert torch.equal(one.server_state["selector"].Omega, two.server_state["selector"].Omega)
 
 
 def test_a_budget_is_never_passed():

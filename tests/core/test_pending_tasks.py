@@ -80,9 +80,9 @@ def test_the_servers_c_is_the_sum_of_the_clients_however_old_their_replies():
     built, old = runs.build_simulation(experiment), 0
     for done in built.iterate_rounds(experiment):
         state, old = done.state, old + len(done.record.ages)
-        memory = state.memory["trainer"]
+        memory = state.server_state["trainer"]
         total = torch.zeros_like(memory.total)
-        for client, carry in state.carry.items():
+        for client, carry in state.client_states.items():
             k = state.roster.index(client)
             own = {name.removeprefix("update.0."): x for name, x in carry.items()}
             total += own[C + AFTER if int(own[ROUND]) == int(memory.last[k]) else C]
@@ -120,13 +120,13 @@ def test_a_flight_comes_back_as_it_was():
         ),
         Task("d", 2, 4, 7, update=recipe.chain, compressor=recipe.compressor, rounds=9, judge=True),
     ]
-    flights = [PendingTask(task, w, 1.0, 2.5) for task in tasks]
-    sky = pack_pending_tasks(recipe, AsyncState(), flights, 4.0)
-    assert sorted(sky.tensors) == [1, 2]  # c is kept once
-    assert sky.tensors[1] is c
-    back = unpack_pending_tasks(recipe, sky)
-    assert [flight.task for flight in back] == tasks
-    assert [(flight.sent, flight.due) for flight in back] == [(1.0, 2.5)] * 3
+    pending = [PendingTask(task, w, 1.0, 2.5) for task in tasks]
+    async_state = pack_pending_tasks(recipe, AsyncState(), pending, 4.0)
+    assert sorted(async_state.tensors) == [1, 2]  # c is kept once
+    assert async_state.tensors[1] is c
+    back = unpack_pending_tasks(recipe, async_state)
+    assert [one.task for one in back] == tasks
+    assert [(one.sent, one.due) for one in back] == [(1.0, 2.5)] * 3
     more = Task(
         "e",
         3,
@@ -136,7 +136,7 @@ def test_a_flight_comes_back_as_it_was():
         compressor=recipe.compressor,
         tensors={"c": torch.zeros(4)},
     )
-    later = pack_pending_tasks(recipe, sky, [back[1], PendingTask(more, w)], 5.0)
+    later = pack_pending_tasks(recipe, async_state, [back[1], PendingTask(more, w)], 5.0)
     assert sorted(later.tensors) == [
         1,
         3,

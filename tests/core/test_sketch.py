@@ -198,16 +198,19 @@ def test_a_checkpoint_brings_the_sketch_back(tmp_path):
     state, journal = start, Journal(tmp_path, "same", {})
     for t, k in enumerate(torch.arange(12).split(4), 1):
         m = selector.observe(
-            state.memory["selector"], RoundEvent(t, w, w, Updates(k, V[k], torch.ones(4), 40), 12)
+            state.server_state["selector"],
+            RoundEvent(t, w, w, Updates(k, V[k], torch.ones(4), 40), 12),
         )
         state = replace(
-            state, t=t, memory={"selector": m}, history=(*state.history, RoundRecord(t))
+            state, t=t, server_state={"selector": m}, history=(*state.history, RoundRecord(t))
         )
         done = Round(state, RoundRecord(t), (), tuple(k.tolist()))
         assert "Omega" not in to_relation_line(done)
         journal.save(done, {}, lambda: None)
-    fresh = replace(start, memory={"selector": selector.initial_state(12, 40, 40)})
-    found = Journal(tmp_path, "same", {}).restore(fresh, lambda marks: None).memory["selector"]
+    fresh = replace(start, server_state={"selector": selector.initial_state(12, 40, 40)})
+    found = (
+        Journal(tmp_path, "same", {}).restore(fresh, lambda marks: None).server_state["selector"]
+    )
     assert found.Omega is None
     for name in ("V", "R", "H", "vv", "av"):
         assert torch.equal(getattr(found, name), getattr(m, name)), name

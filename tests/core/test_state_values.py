@@ -336,17 +336,17 @@ def test_tables_may_change_type_and_length_and_come_and_go(tmp_path):
     journal, history = Journal(tmp_path, "same", {}), ()
     for t, memory in enumerate(steps, 1):
         history = (*history, RoundRecord(t))
-        state = replace(begin, t=t, memory={"stop": memory}, history=history)
+        state = replace(begin, t=t, server_state={"stop": memory}, history=history)
         journal.save(Round(state, history[-1], (), (t % 4,)), {}, lambda: None)
         again = Journal(tmp_path, "same", {})
-        same(memory, again.restore(begin, lambda marks: None).memory["stop"])
+        same(memory, again.restore(begin, lambda marks: None).server_state["stop"])
         journal = again if t % 2 else journal
 
 
 def tables_of(state):
     held = [
         (f"{role}.{f.name}", f, getattr(each, f.name))
-        for role, each in state.memory.items()
+        for role, each in state.server_state.items()
         for f in fields(each)
     ]
     return {
@@ -379,7 +379,7 @@ def test_pieces_keep_their_promise_that_only_rows_of_the_rounds_clients_change(n
             tables = tables_of(done.state)
             for key, table in tables.items():
                 rows = set(watch.find_changed_rows(key, table)) if key in watch.kinds else set()
-                assert rows <= set(done.touched), key
+                assert rows <= set(done.changed_rows), key
             watch.remember_tables(tables)
     finally:
         built.engine.close()

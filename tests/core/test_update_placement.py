@@ -68,7 +68,7 @@ class Clients(StubEngine):
         u[TRAINED:] = u[TRAINED:].abs()
         return self.hostile.get(task.client, lambda u: u)(u)
 
-    def train(self, pending, carry, keep=None):
+    def train(self, pending, client_states, keep=None):
         tasks, w = [one.task for one in pending], pending[0].w
         sent = [(task, self.update(task, w)) for task in tasks]
         replies = [Reply(task.client, task.t, Payload({"u": u}), n=10 + task.k) for task, u in sent]
@@ -188,7 +188,7 @@ def test_the_server_s_half_is_the_same_on_a_device(name, tabled, monkeypatch):
         found, records = played(recipe, Clients(far=True, tabled=tabled))
         assert not mode.is_far(found.state.w)
         assert not mode.is_far(found.model)
-        assert not any(mode.is_far(x) for x in _tensors(found.state.memory))
+        assert not any(mode.is_far(x) for x in _tensors(found.state.server_state))
     assert [h.chosen for h in records] == [h.chosen for h in history]
     exact = name != "fedexp"  # whose norms are summed in another order
     assert (
@@ -196,7 +196,9 @@ def test_the_server_s_half_is_the_same_on_a_device(name, tabled, monkeypatch):
         if exact
         else torch.allclose(found.state.w, expected.state.w)
     )
-    for one, two in zip(_tensors(found.state.memory), _tensors(expected.state.memory), strict=True):
+    for one, two in zip(
+        _tensors(found.state.server_state), _tensors(expected.state.server_state), strict=True
+    ):
         torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-6)
     for one, two in zip(records, history, strict=True):
         assert one.conflicts == two.conflicts
@@ -484,7 +486,7 @@ def test_a_deck_far_away(monkeypatch):
         )
         states = [done.state for done in built.iterate_rounds(exp)]
     built.engine.close()
-    final = built.recipe.average.model(states[-1].memory["average"], states[-1].w)
+    final = built.recipe.average.model(states[-1].server_state["average"], states[-1].w)
     assert torch.equal(final, weights(expected)[: len(final)])
 
 

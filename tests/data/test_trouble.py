@@ -153,7 +153,7 @@ def test_free_riders_send_what_they_say(sends):
     assert all(m == 0 for m in moved) == (
         sends != "noise"
     )  # where all ride, there is no way to copy
-    assert all(PREVIOUS_MODEL_KEY in carried for carried in seen[-1].carry.values())
+    assert all(PREVIOUS_MODEL_KEY in carried for carried in seen[-1].client_states.values())
 
 
 def test_a_stale_free_rider_sends_the_models_way():

@@ -236,7 +236,7 @@ def test_whatever_the_fleet_its_books_hold(folder, case):
             useful = sum(of(line.spent) for line in done.clients if line.outcome == "useful")
             assert useful + wasted == pytest.approx(total)
         all_works += lines
-        charge, done_before = done.state.memory["fleet"], done
+        charge, done_before = done.state.server_state["fleet"], done
         # what was drawn from each battery is what its client's lines say
         for client in {client for client, _, _ in lines} & phones:
             mine, k = [work for work in all_works if work[0] == client], life.row[client]

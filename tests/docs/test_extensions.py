@@ -207,9 +207,9 @@ def test_scaffold_s_c_is_the_mean_of_its_clients():
     experiment = Experiment(**short("scaffold"))
     built = runs.build_simulation(experiment)
     for done in built.iterate_rounds(experiment):
-        kept = [carry["update.0.c"] for carry in done.state.carry.values()]
+        kept = [carry["update.0.c"] for carry in done.state.client_states.values()]
         torch.testing.assert_close(
-            done.state.memory["trainer"].c, sum(kept) / 8, rtol=1e-4, atol=1e-6
+            done.state.server_state["trainer"].c, sum(kept) / 8, rtol=1e-4, atol=1e-6
         )
     built.engine.close()
 
@@ -221,7 +221,7 @@ def test_ditto_sends_one_model_and_keeps_the_other():
     built.engine.close()
     one = make_layout(built.net.shared).size
     assert found.record.bytes_up == found.record.bytes_down == 4 * 4 * one
-    personal = [carry["kept"] for carry in found.state.carry.values()]
+    personal = [carry["kept"] for carry in found.state.client_states.values()]
     assert all(len(each) == one for each in personal)
     assert not torch.equal(personal[0], personal[1])
 

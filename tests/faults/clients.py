@@ -64,7 +64,7 @@ class Fleet(StubEngine):
             )
         return None, SIZES
 
-    def honest(self, w: Tensor, task: Task, carry: Mapping[str, Tensor]) -> Reply:
+    def honest(self, w: Tensor, task: Task, client_state: Mapping[str, Tensor]) -> Reply:
         target = torch.from_numpy(
             make_stream(0, "target", 0, task.client).normal(1.0, 0.5, len(w))
         ).float()
@@ -74,7 +74,7 @@ class Fleet(StubEngine):
         held, names = self.get_task_layout(task)
         u = 0.2 * (target - w) + noise
         u = u if held is None else u[held]
-        payload, kept = task.compressor.encode(u, names, make_encoding_stream(task), carry)
+        payload, kept = task.compressor.encode(u, names, make_encoding_stream(task), client_state)
         n = self.count_samples(task.client)
         sends = {} if task.update is None else task.update.list_extra_sizes(self.trainable)
         extras = {name: torch.zeros(size) for name, size in sends.items()}
@@ -86,19 +86,21 @@ class Fleet(StubEngine):
             loss=float(u.norm()),
             loss_square=float(u.norm() ** 2),
             spent=replace(self.estimate(task), bytes_up=payload.nbytes),
-            carry=kept,
+            client_state=kept,
             extras=extras,
         )
 
     def train(
         self,
         pending: Sequence[PendingTask],
-        carry: Mapping[str, Mapping[str, Tensor]],
+        client_state: Mapping[str, Mapping[str, Tensor]],
         keep: int | None = None,
     ) -> list[Reply]:
         tasks = [one.task for one in pending]
         replies = [
-            self.change(self.honest(one.w, one.task, carry.get(one.task.client, {})), one.task)
+            self.change(
+                self.honest(one.w, one.task, client_state.get(one.task.client, {})), one.task
+            )
             for one in pending
         ]
         replies = [reply for reply in replies if reply is not None] + self.extra(tasks)
@@ -108,7 +110,9 @@ class Fleet(StubEngine):
             ]
         return replies  # type: ignore[return-value]
 
-    def evaluate(self, w: Tensor, t: int, last: bool = False, carry: object = None) -> Evaluation:
+    def evaluate(
+        self, w: Tensor, t: int, last: bool = False, client_state: object = None
+    ) -> Evaluation:
         error = float((w - 1).norm())
         return Evaluation(1 / (1 + error), 1 / (1 + error), error, 4 * len(w))
 

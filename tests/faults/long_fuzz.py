@@ -206,7 +206,7 @@ def _spoilt(reply: Reply, rng: random.Random) -> Reply:
     values = dict(vars(reply))
     for _ in range(rng.randint(1, 3)):
         field = rng.choice(
-            ("payload", "n", "loss", "loss_square", "t", "spent", "carry", "error", "base")
+            ("payload", "n", "loss", "loss_square", "t", "spent", "client_state", "error", "base")
         )
         if field == "payload":
             values[field] = Payload(

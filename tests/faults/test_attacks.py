@@ -175,8 +175,8 @@ class Follower(Attacked):
             return reply
         return replace(reply, payload=replace(reply.payload, buffers={"u": -10 * self.last}))
 
-    def train(self, pending, carry, keep=None):
-        replies = super().train(pending, carry, keep)
+    def train(self, pending, client_states, keep=None):
+        replies = super().train(pending, client_states, keep)
         self.last = next(
             (r.payload.buffers["u"] for r in replies if r.client == self.victim and r.payload),
             self.last,

@@ -214,7 +214,10 @@ def ledger(done, *without):
 
 def same(a, b, *without):
     assert torch.equal(a[-1].state.w, b[-1].state.w)
-    ours, theirs = a[-1].state.memory.get("selector"), b[-1].state.memory.get("selector")
+    ours, theirs = (
+        a[-1].state.server_state.get("selector"),
+        b[-1].state.server_state.get("selector"),
+    )
     if getattr(ours, "Omega", None) is not None:
         assert torch.equal(ours.Omega, theirs.Omega)
         assert torch.equal(ours.H, theirs.H)
@@ -332,7 +335,7 @@ def test_free_riders(name):
     done = run(name, T=2, change=change)  # the maps are written in place: later rounds would show
     assert done[1].record.flagged[picked[0]] == "zero update"
     assert torch.isfinite(done[-1].state.w).all()
-    memory = done[1].state.memory.get("selector")
+    memory = done[1].state.server_state.get("selector")
     if hasattr(memory, "Omega"):
         row = int(picked[0][1:])
         assert not memory.Omega[row].any()

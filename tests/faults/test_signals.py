@@ -232,9 +232,9 @@ def test_workers_killed_from_outside(reference, tmp_path, monkeypatch, seen):
 @pytest.mark.row(5, "all clients die, from the command line", "3 ABANDONED, exit 130, resumable")
 def test_everyone_dies(tmp_path, monkeypatch, capsys, seen):
     class Dying(Simulator):
-        def train(self, pending, carry, keep=None):
+        def train(self, pending, client_states, keep=None):
             if pending[0].task.t < 3:
-                return super().train(pending, carry)
+                return super().train(pending, client_states)
             return [Reply(one.task.client, one.task.t, error="it died") for one in pending]
 
     file, folder = tmp_path / "long.toml", tmp_path / "run"

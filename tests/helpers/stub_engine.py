@@ -50,11 +50,11 @@ class StubEngine(Engine):
         return HeldPart(None, tuple(layout), self.trainable)
 
     def train(
-        self, pending: Sequence[PendingTask], carry: ClientStates, keep: int | None = None
+        self, pending: Sequence[PendingTask], client_states: ClientStates, keep: int | None = None
     ) -> Sequence[Reply]:
         return [self.reply(one.task, one.w) for one in pending]
 
     def evaluate(
-        self, w: Tensor, t: int, last: bool = False, carry: ClientStates | None = None
+        self, w: Tensor, t: int, last: bool = False, client_states: ClientStates | None = None
     ) -> Evaluation | None:
         return None

@@ -59,7 +59,7 @@ def states(experiment):
     recipe, engine = built.recipe, built.engine
     start = built.initial_state()
     done = [
-        replace(one, state=replace(one.state, memory=copy.deepcopy(one.state.memory)))
+        replace(one, state=replace(one.state, server_state=copy.deepcopy(one.state.server_state)))
         for one in loop.rounds(recipe, engine, start, experiment.rounds, experiment.seed)
     ]
     engine.close()
@@ -115,7 +115,7 @@ def test_difference_downloads_equal_a_plain_loop():
         for client, model in held.items():
             row = one.state.roster.index(client)
             torch.testing.assert_close(
-                one.state.memory["downlink"].models[row], model, rtol=1e-5, atol=1e-6
+                one.state.server_state["downlink"].models[row], model, rtol=1e-5, atol=1e-6
             )
         w = one.state.w  # rounding errors do not add up
 
@@ -158,7 +158,7 @@ def test_the_radio_pays_for_the_encoded_bytes():
 def test_quantised_downloads_are_one_model_for_all():
     built, done = states(made({"piece": "quantised", "code": {"piece": "quantize", "bits": 8}}))
     w, d, layout = pack_model(built.net), built.engine.trainable, trained(built)
-    assert "downlink" not in done[0].state.memory
+    assert "downlink" not in done[0].state.server_state
     size = d + 12 * len(layout) + 4 * (len(w) - d)
     assert {one.record.bytes_down for one in done} == {3 * size}
     code = Quantizer(8)
@@ -244,7 +244,7 @@ def test_a_silent_client_is_sent_a_difference_to_what_it_acknowledged():
         (3, "difference"),
         (4, "difference"),
     ]
-    assert done[-1].state.memory["downlink"].versions.tolist() == [2, 4]
+    assert done[-1].state.server_state["downlink"].versions.tolist() == [2, 4]
 
 
 def test_a_refused_reply_still_acknowledges():
@@ -269,7 +269,7 @@ def test_an_abandoned_round_keeps_what_was_received():
     engine = Line(2, {("c0", 2): "silent"})
     done = line_run(engine, minimum=2)
     abandoned = next(one for one in done if one.record.outcome == "abandoned")
-    assert abandoned.touched
+    assert abandoned.changed_rows
     assert kinds_of(engine, "c1")[:3] == [(1, "first"), (2, "difference"), (2, "difference")]
 
 
@@ -284,7 +284,7 @@ def test_errors_do_not_add_up():
     """The code of one download corrects the last one's error: held models follow w."""
     engine = Line(3)
     done = line_run(engine, rounds=30, P=3)
-    w, held = done[-1].state.w, done[-1].state.memory["downlink"].models
+    w, held = done[-1].state.w, done[-1].state.server_state["downlink"].models
     assert float((w - 1).abs().max()) < 1e-3
     assert float((held - w).abs().max()) < 1e-3
 
@@ -339,7 +339,7 @@ def test_a_chain_by_hand():
             code, rng = Quantizer(4), make_stream(3, "downlink", t - 1, "chain")
             payload, _ = code.encode((w - shadow)[:d], layout, rng, {})
             shadow = torch.cat([shadow[:d] + code.decode(payload, layout), w[d:]])
-        assert torch.equal(one.state.memory["downlink"].model, shadow)
+        assert torch.equal(one.state.server_state["downlink"].model, shadow)
         missed = {client: t - 1 - seen.get(client, 0) for client in one.record.chosen}
         down = {line.client: line.spent.bytes_down for line in one.clients}
         dense = 4 * len(w0)

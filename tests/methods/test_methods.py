@@ -337,8 +337,10 @@ def test_a_reply_that_did_not_count_leaves_no_trace(name):
 def test_the_server_s_variate_is_the_clients_mean():
     exp = experiment({"name": "scaffold"}, rounds=5)
     *_, last = runs.rounds(exp)
-    own = [kept[f"update.0.{C}.after"] for kept in last.state.carry.values()]
-    torch.testing.assert_close(last.state.memory["trainer"].total, sum(own), rtol=1e-4, atol=1e-5)
+    own = [kept[f"update.0.{C}.after"] for kept in last.state.client_states.values()]
+    torch.testing.assert_close(
+        last.state.server_state["trainer"].total, sum(own), rtol=1e-4, atol=1e-5
+    )
     assert len(own) > 3
 
 
@@ -414,7 +416,7 @@ def test_personal_parts_train_with_the_rest():
             moved[head] = 0
             w = w + moved
     torch.testing.assert_close(done[-1].state.w, w[: head.start], rtol=2e-4, atol=2e-5)
-    for client, kept in done[-1].state.carry.items():
+    for client, kept in done[-1].state.client_states.items():
         torch.testing.assert_close(kept["kept"], heads[client], rtol=2e-4, atol=2e-5)
 
 
@@ -442,7 +444,7 @@ def test_fedrep_s_phases():
                 moved += loops.n(k) / total * (local - start)
             w = w + moved * ~head
     torch.testing.assert_close(done[-1].state.w, w[~head], rtol=2e-4, atol=2e-5)
-    for client, kept in done[-1].state.carry.items():
+    for client, kept in done[-1].state.client_states.items():
         torch.testing.assert_close(kept["kept"], heads[client][head], rtol=2e-4, atol=2e-5)
 
 
@@ -484,7 +486,7 @@ def test_a_model_of_one_s_own(settings):
                 loops.n(k) for k in r.record.replied
             )
         torch.testing.assert_close(done[-1].state.w, w, rtol=2e-4, atol=2e-5)
-        for client, kept in done[-1].state.carry.items():
+        for client, kept in done[-1].state.client_states.items():
             torch.testing.assert_close(
                 kept["update.0.personal"], judged[client], rtol=2e-4, atol=2e-5
             )
@@ -777,4 +779,4 @@ def test_a_link_s_extras_pass_the_gate_or_the_reply_does_not_count():
     engine = Sends(lambda c, t, w: vec(1, 0), ["a", "b"])
     done = list(rounds(recipe, engine, make_initial_state(recipe, engine, vec(0, 0)), 1, 0))
     assert "not finite" in done[0].record.rejected["a"]
-    assert done[0].state.memory["trainer"].total.tolist() == [1.0, 0.5]
+    assert done[0].state.server_state["trainer"].total.tolist() == [1.0, 0.5]

@@ -244,7 +244,7 @@ def test_a_server_step_may_observe_too():
     engine = Made(lambda c, t, w: vec(1, 0), ["0", "1"])
     recipe = replace(recipes.fedavg(P=2), server=Watchful())
     done = list(rounds(recipe, engine, make_initial_state(recipe, engine, vec(0, 0)), 3, 0))
-    assert done[-1].state.memory["server"] == Seen(3, 3)
+    assert done[-1].state.server_state["server"] == Seen(3, 3)
 
 
 @dataclass(frozen=True)

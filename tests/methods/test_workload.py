@@ -239,7 +239,7 @@ def test_the_correction_is_fedcomgates():
         U, own = [], {}
         for task in told:
             reply = shop.train(w, task, mine[task.k], carry[task.k])
-            carry[task.k] = reply.carry
+            carry[task.k] = reply.client_state
             U.append(reply.payload.buffers["u"])
             order, sizes = draw_batches(task, len(mine[task.k]), False)
             z = v.clone()

@@ -42,7 +42,7 @@ def start(M, d):
 
 def step(state, touched, t, grow=0):
     """A round that changes exactly what a round may change."""
-    m, M = state.memory["selector"], len(state.roster) + grow
+    m, M = state.server_state["selector"], len(state.roster) + grow
     d = m.V.shape[1]
     V, R, Omega = torch.zeros(M, d), torch.full((M,), -9), torch.zeros(M, M)
     V[: len(m.R)], R[: len(m.R)], Omega[: len(m.R), : len(m.R)] = m.V, m.R, m.Omega
@@ -62,7 +62,7 @@ def step(state, touched, t, grow=0):
     )
     roster = state.roster + tuple(f"new{t}-{i}" for i in range(grow))
     carry = {
-        **state.carry,
+        **state.client_states,
         **{roster[k]: {"residual": torch.full((d,), t + k / 7)} for k in touched},
     }
     after = State(
@@ -74,14 +74,17 @@ def step(state, touched, t, grow=0):
 def alike(a, b):
     assert (a.t, a.attempt, a.roster) == (b.t, b.attempt, b.roster)
     assert torch.equal(a.w, b.w)
-    one, other = a.memory["selector"], b.memory["selector"]
+    one, other = a.server_state["selector"], b.server_state["selector"]
     for name in ("V", "R", "Omega", "total"):
         assert torch.equal(getattr(one, name), getattr(other, name)), name
     assert (one.weight, one.names, one.limit) == (other.weight, other.names, other.limit)
     assert list(one.past) == list(other.past)  # the order too: the tail mean drops the first
     assert all(torch.equal(one.past[r], other.past[r]) for r in one.past)
-    assert a.carry.keys() == b.carry.keys()
-    assert all(torch.equal(a.carry[c]["residual"], b.carry[c]["residual"]) for c in a.carry)
+    assert a.client_states.keys() == b.client_states.keys()
+    assert all(
+        torch.equal(a.client_states[c]["residual"], b.client_states[c]["residual"])
+        for c in a.client_states
+    )
 
 
 def journal(folder):
@@ -296,7 +299,7 @@ def test_a_recipe_of_other_pieces_is_not_damage(tmp_path):
     there.
     """
     journal(tmp_path).save(step(start(3, 2), [0, 2], 1), {}, lambda: None)
-    other = replace(start(3, 2), memory={"aggregator": start(3, 2).memory["selector"]})
+    other = replace(start(3, 2), server_state={"aggregator": start(3, 2).server_state["selector"]})
     with pytest.raises(
         BadInput,
         match=r"no table 'aggregator\.V': another version made this recipe of other pieces",

@@ -174,11 +174,20 @@ def test_what_is_carried_goes_on_where_it_was():
     """
     chain = UpdateChain((PersistentLink(Momentum(0.8)), SGD(0.3)))
     one = trained(chain)
-    assert set(one.carry) == {"0.b"}
+    assert set(one.client_state) == {"0.b"}
     module, (x, y) = net(), samples()
     trainer = TorchTrainer(module, (5,))
     two = trainer.train(
-        one.w, x, y, 1.0, 0.0, ORDER, SIZES, chain, local(trainer, SIZES, chain=chain), one.carry
+        one.w,
+        x,
+        y,
+        1.0,
+        0.0,
+        ORDER,
+        SIZES,
+        chain,
+        local(trainer, SIZES, chain=chain),
+        one.client_state,
     )
     optimiser = torch.optim.SGD(module.parameters(), 0.3, 0.8)
     for step in range(6):

@@ -16,7 +16,7 @@ class AsyncState:
 
     # round -> the w that its clients were sent
     bases: dict[int, Tensor] = field(default_factory=dict, metadata={"rounds": True})
-    # one for each task (core/state_packing.py)
+    # one for each task (core/state_packing.py); checkpoints have it under this name
     flights: tuple[Any, ...] = field(default=(), metadata={"plain": True})
     clock: float = 0.0  # seconds since the run began
     # number -> what was sent along with tasks
@@ -24,9 +24,9 @@ class AsyncState:
 
 
 def split_due_tasks(
-    flights: Sequence[PendingTask], size: int
+    pending: Sequence[PendingTask], size: int
 ) -> tuple[list[PendingTask], list[PendingTask]]:
     """(the first `size` to come back, the others); ties by name."""
-    first = heapq.nsmallest(size, flights, key=lambda flight: (flight.due, flight.task.client))
+    first = heapq.nsmallest(size, pending, key=lambda one: (one.due, one.task.client))
     gone = set(map(id, first))
-    return first, [flight for flight in flights if id(flight) not in gone]
+    return first, [one for one in pending if id(one) not in gone]

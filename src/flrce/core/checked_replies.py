@@ -47,7 +47,7 @@ def check_and_book(
     inquiries: Sequence[tuple[str, ClientCost]],
 ) -> CheckedReplies:
     """Replies through the gate, their costs into the record."""
-    evaluators = {pending.task.client for pending in plan.flights if pending.task.judge}
+    evaluators = {pending.task.client for pending in plan.pending if pending.task.judge}
     replies = validate_client_metrics(came.replies, engine, evaluators)
     due = collect_due(recipe, plan, came)
     updates, rejected = check_updates(engine, plan, came, replies, due)
@@ -63,7 +63,7 @@ def check_and_book(
     )
     booked = make_record(plan, updates, rejected, costs)
     record = add_client_evaluations(booked, replies, engine)
-    downloads = acknowledge_downloads(recipe, plan.state, plan.flights, came.replies)
+    downloads = acknowledge_downloads(recipe, plan.state, plan.pending, came.replies)
     batteries = update_batteries(engine, plan, clients)
     sums_only = recipe.sums and len(updates) > 0
     counted = average_updates(updates) if sums_only else updates
@@ -72,7 +72,7 @@ def check_and_book(
         average_client_metrics(record) if sums_only else record,
         clients,
         due.tasks,
-        {**due.memory, **downloads, **batteries},
+        {**due.server_state, **downloads, **batteries},
         collect_client_states(due.tasks, replies),
     )
 
@@ -105,11 +105,11 @@ def make_record(
     roster = plan.state.roster
     return RoundRecord(
         t=plan.t,
-        exploit=plan.chosen.exploit,
+        exploit=plan.selection.exploit,
         chosen=tuple(task.client for task in plan.tasks),
         replied=tuple(roster[k] for k in updates.k.tolist()),
         rejected=rejected,
-        why=plan.chosen.why,
+        why=plan.selection.why,
         ages=list_reply_ages(roster, updates),
         clients=len(roster),
         began=plan.began,

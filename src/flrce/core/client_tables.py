@@ -1,6 +1,6 @@
 """Tables over clients grow here, and only here, when a client appears.
 
-A piece declares a table as a field of its memory: `field(metadata={"rows": True})`. "fill" says
+A piece declares a table as a field of its state: `field(metadata={"rows": True})`. "fill" says
 what a row holds before it is first written (0 unless given); "square" means a table over pairs of
 clients.
 """
@@ -26,13 +26,13 @@ class RelationshipMap:
     R: Tensor  # (M,)
 
 
-def grow_tables(memory: Mapping[str, Any], M: int) -> dict[str, Any]:
-    """Every piece's memory with room for M clients; what has it already is left as it is."""
-    return {role: grow_state_tables(kept, M) for role, kept in memory.items()}
+def grow_tables(server_state: Mapping[str, Any], M: int) -> dict[str, Any]:
+    """Every piece's state with room for M clients; what has it already is left as it is."""
+    return {role: grow_state_tables(kept, M) for role, kept in server_state.items()}
 
 
 def grow_state_tables(kept: Any, M: int) -> Any:
-    """One memory with room for M clients; also the tables of states that it holds."""
+    """One state with room for M clients; also the tables of states that it holds."""
     if type(kept) in (list, tuple):
         parts = [grow_state_tables(part, M) for part in kept]
         same = all(new is old for new, old in zip(parts, kept, strict=True))

@@ -18,19 +18,19 @@ def add_diagnostics(
     """The record with the round's diagnostics; `state` is that before the round. Of sums: what
     models alone tell.
     """
-    memory = after.memory
-    record = replace(record, way=recipe.stop.distance_from_start(memory.get("stop")))
+    server_state = after.server_state
+    record = replace(record, way=recipe.stop.distance_from_start(server_state.get("stop")))
     if recipe.sums:
         return record
     updates = event.updates
     G = gram_matrix(updates.u)
     odd = flag_updates(G, record.replied)
-    left = recipe.aggregator.downweights(memory.get("aggregator"))
+    left = recipe.aggregator.downweights(server_state.get("aggregator"))
     return replace(
         record,
         conflicts=mean_conflicts(G),
         consensus=update_consensus(G, updates.n),
-        headway=recipe.average.get_headway(memory.get("average")),
+        headway=recipe.average.get_headway(server_state.get("average")),
         flagged=odd,
         doubted={
             client: share for client, share in zip(record.replied, left, strict=False) if share < 1

@@ -65,9 +65,9 @@ class DenseDownload(Downlink):
     is_dense: ClassVar[bool] = True
 
     def encode_models(
-        self, memory: Any, w: Tensor, requests: Sequence[DownloadRequest]
+        self, state: Any, w: Tensor, requests: Sequence[DownloadRequest]
     ) -> tuple[list[EncodedModel], Any]:
-        return [EncodedModel(w, None) for _ in requests], memory
+        return [EncodedModel(w, None) for _ in requests], state
 
     def count_models(self, P: int) -> int:
         return 0

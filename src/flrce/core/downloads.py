@@ -18,7 +18,7 @@ from flrce.core.gate import match_replies
 from flrce.core.pieces import Recipe
 from flrce.core.types import PendingTask, Portion, Reply, State, Task
 
-MEMORY_KEY = "downlink"  # in State.memory
+MEMORY_KEY = "downlink"  # in State.server_state
 
 
 def encode_downloads(
@@ -30,12 +30,12 @@ def encode_downloads(
         return state, dense
     coded = [i for i, task in enumerate(tasks) if task.download is not None]
     requests = [DownloadRequest(tasks[i], engine.get_held_part(tasks[i])) for i in coded]
-    memory = state.memory.get(MEMORY_KEY)
-    models, memory = recipe.downlink.encode_models(memory, state.w, requests)
+    piece_state = state.server_state.get(MEMORY_KEY)
+    models, piece_state = recipe.downlink.encode_models(piece_state, state.w, requests)
     for i, model in zip(coded, models, strict=True):
         dense[i] = model
-    if MEMORY_KEY in state.memory:
-        state = replace(state, memory={**state.memory, MEMORY_KEY: memory})
+    if MEMORY_KEY in state.server_state:
+        state = replace(state, server_state={**state.server_state, MEMORY_KEY: piece_state})
     return state, dense
 
 
@@ -51,19 +51,19 @@ def acknowledge_downloads(
     recipe: Recipe, state: State, pending: Sequence[PendingTask], replies: Sequence[Reply]
 ) -> dict[str, Any]:
     """The downlink's memory once these replies to pending tasks are here."""
-    if recipe.downlink.is_dense or MEMORY_KEY not in state.memory:
+    if recipe.downlink.is_dense or MEMORY_KEY not in state.server_state:
         return {}
-    memory = state.memory[MEMORY_KEY]
+    piece_state = state.server_state[MEMORY_KEY]
     answers, _ = match_replies([one.task for one in pending], replies)
     for one in sorted(pending, key=lambda each: each.task.k):
         reply = answers.get(one.task.client)
         if reply is None or one.task.download is None:
             continue
         if reply.lost_base:
-            memory = recipe.downlink.forget(memory, one.task.k)
+            piece_state = recipe.downlink.forget(piece_state, one.task.k)
         elif not reply.error and reply.payload is not None:
-            memory = recipe.downlink.acknowledge(memory, one)
-    return {MEMORY_KEY: memory}
+            piece_state = recipe.downlink.acknowledge(piece_state, one)
+    return {MEMORY_KEY: piece_state}
 
 
 def find_inquiry_models(
@@ -72,10 +72,10 @@ def find_inquiry_models(
     """Of which model each client reports its loss, and the bytes that it downloads for it."""
     if recipe.downlink.is_dense:
         return [(state.w, dense_bytes)] * len(tasks)
-    memory, found = state.memory.get(MEMORY_KEY), []
+    piece_state, found = state.server_state.get(MEMORY_KEY), []
     for task in tasks:
         whole = replace(task, part=Portion())
         request = DownloadRequest(whole, engine.get_held_part(whole))
-        model, size = recipe.downlink.get_inquiry_model(memory, state.w, request)
+        model, size = recipe.downlink.get_inquiry_model(piece_state, state.w, request)
         found.append((model, dense_bytes if size is None else size))
     return found

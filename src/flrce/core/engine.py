@@ -67,14 +67,16 @@ class Engine(ABC):
 
     @abstractmethod
     def train(
-        self, pending: Sequence[PendingTask], carry: ClientStates, keep: int | None = None
+        self, pending: Sequence[PendingTask], client_states: ClientStates, keep: int | None = None
     ) -> Sequence[Reply]:
         """Replies to these tasks, each trained from its own `w`; with `keep`, no more good ones
         than that need be waited for.
         """
 
     @abstractmethod
-    def evaluate(self, w: Tensor, t: int, last: bool, carry: ClientStates) -> Evaluation | None:
+    def evaluate(
+        self, w: Tensor, t: int, last: bool, client_states: ClientStates
+    ) -> Evaluation | None:
         """The model on every client's hold-out, each with what it keeps; None: no evaluation is
         due in this round, and it is not the `last`.
         """
@@ -145,12 +147,12 @@ class Engine(ABC):
         """Whether tasks are sent and replies collected, in place of `train`."""
         return overrides(self, Engine, "send")
 
-    def send(self, flights: Sequence[PendingTask], carry: ClientStates) -> None:
+    def send(self, pending: Sequence[PendingTask], client_states: ClientStates) -> None:
         """Send those tasks that are not under way yet; after a restart, that is all of them."""
         raise NotImplementedError(f"{type(self).__name__} is not asynchronous")
 
     def collect(
-        self, flights: Sequence[PendingTask], size: int | None, open_ended: bool
+        self, pending: Sequence[PendingTask], size: int | None, open_ended: bool
     ) -> RoundReplies:
         """Wait for `size` good replies; None, or where fewer are under way: for all.
 

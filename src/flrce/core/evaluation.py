@@ -27,11 +27,13 @@ def evaluate_model(
     Where judging a model costs messages, one is judged: the final model.
     """
     once = engine.judges_once
-    seen = engine.evaluate(model if once else state.w, record.t, last, state.carry)
+    seen = engine.evaluate(model if once else state.w, record.t, last, state.client_states)
     if seen is None:
         return mark_unevaluated(record, engine)
     averaged = (
-        None if once or model is state.w else engine.evaluate(model, record.t, last, state.carry)
+        None
+        if once or model is state.w
+        else engine.evaluate(model, record.t, last, state.client_states)
     )
     return add_evaluation(record, seen, averaged)
 

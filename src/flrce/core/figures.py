@@ -34,7 +34,7 @@ def collect_figures(recipe: Recipe, after: State, event: RoundEvent) -> dict[str
     found: dict[str, float] = {}
     owners: dict[str, Any] = {}
     for role, piece in recipe.iter_pieces():
-        reported = piece.report_figures(after.memory.get(role), event)
+        reported = piece.report_figures(after.server_state.get(role), event)
         for name, value in _validate_table(piece, "report_figures", reported).items():
             _validate_name(piece, name, owners)
             found[name] = _validate_number(piece, name, value)
@@ -49,7 +49,7 @@ def add_client_figures(
     owners: dict[str, Any] = {}
     known = {client.client for client in clients}
     for role, piece in recipe.iter_pieces():
-        reported = piece.report_client_figures(after.memory.get(role), event)
+        reported = piece.report_client_figures(after.server_state.get(role), event)
         for name, values in _validate_table(piece, "report_client_figures", reported).items():
             _validate_name(piece, name, owners)
             for k, value in _validate_table(piece, "report_client_figures", values).items():

@@ -38,7 +38,7 @@ def reachable_clients(
     now, life = read_clock(state.history), get_fleet_dynamics(engine)
     if life is None:
         return now, engine.clients(t), {}
-    charge = state.memory.get(FLEET_STATE_KEY)
+    charge = state.server_state.get(FLEET_STATE_KEY)
     if life.interval and state.history:
         now = max(now, state.history[-1].began + life.interval)
     hours = recipe.pace.forecast_hours
@@ -56,7 +56,7 @@ def view_with_fleet_state(view: RoundView, engine: Engine, state: State) -> Roun
         return replace(view, battery=lambda k: _select_levels(engine.battery_levels(roster), k))
     if life is None:
         return view
-    charge = state.memory.get(FLEET_STATE_KEY)
+    charge = state.server_state.get(FLEET_STATE_KEY)
     held = (
         None
         if charge is None
@@ -82,13 +82,13 @@ def estimate_return_times(
     if life is not None and tasks:
         works = [(task.client, now, spent) for task, spent in zip(tasks, estimates, strict=True)]
         estimates = [
-            spent for spent, _ in life.simulate_work(works, state.memory.get(FLEET_STATE_KEY))
+            spent for spent, _ in life.simulate_work(works, state.server_state.get(FLEET_STATE_KEY))
         ]
     return [now + spent.seconds for spent in estimates]
 
 
 def drop_departed_clients(
-    engine: Engine, state: State, flights: Sequence[PendingTask], replies: Sequence[Reply]
+    engine: Engine, state: State, pending: Sequence[PendingTask], replies: Sequence[Reply]
 ) -> Sequence[Reply]:
     """The replies to these tasks; of clients that were gone before they had finished, only what
     they had spent.
@@ -96,9 +96,9 @@ def drop_departed_clients(
     life = get_fleet_dynamics(engine)
     if life is None or not replies:
         return replies
-    sent = {flight.task.client: flight.sent for flight in flights}
+    sent = {one.task.client: one.sent for one in pending}
     works = [(reply.client, sent[reply.client], reply.spent) for reply in replies]
-    ends = life.simulate_work(works, state.memory.get(FLEET_STATE_KEY))
+    ends = life.simulate_work(works, state.server_state.get(FLEET_STATE_KEY))
     return [
         Reply(reply.client, reply.t, error=why, spent=spent) if why else reply
         for reply, (spent, why) in zip(replies, ends, strict=True)
@@ -141,10 +141,10 @@ def update_batteries(
     engine: Engine, plan: RoundPlan, lines: Sequence[ClientRecord]
 ) -> dict[str, Any]:
     """The fleet's memory after the round."""
-    charge = plan.state.memory.get(FLEET_STATE_KEY)
+    charge = plan.state.server_state.get(FLEET_STATE_KEY)
     if charge is None:
         return {}
-    asked = {flight.task.client for flight in plan.flights}
+    asked = {one.task.client for one in plan.pending}
     mine = [line for line in lines if line.client in asked and line.outcome != "asked"]
     return {
         FLEET_STATE_KEY: get_fleet_dynamics(engine).drain_batteries(
@@ -156,5 +156,5 @@ def update_batteries(
 def _list_client_work(
     plan: RoundPlan, lines: Sequence[ClientRecord]
 ) -> list[tuple[str, float, ClientCost]]:
-    sent = {flight.task.client: flight.sent for flight in plan.flights}
+    sent = {one.task.client: one.sent for one in plan.pending}
     return [(line.client, sent.get(line.client, plan.began), line.spent) for line in lines]

@@ -154,9 +154,9 @@ def collect_client_states(
     """
     first, _ = match_replies(tasks, replies)
     return {
-        client: reply.carry
+        client: reply.client_state
         for client, reply in first.items()
-        if reply.carry and _is_tensor_mapping(reply.carry)
+        if reply.client_state and _is_tensor_mapping(reply.client_state)
     }
 
 
@@ -218,9 +218,9 @@ def validate_reply(
         return f"malformed: {type(why).__name__} while decoding", None
 
 
-def _is_tensor_mapping(carry: Any) -> bool:
-    return isinstance(carry, Mapping) and all(
-        type(k) is str and type(x) is Tensor for k, x in carry.items()
+def _is_tensor_mapping(client_state: Any) -> bool:
+    return isinstance(client_state, Mapping) and all(
+        type(k) is str and type(x) is Tensor for k, x in client_state.items()
     )
 
 

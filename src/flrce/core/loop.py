@@ -79,7 +79,7 @@ def run_round(recipe: Recipe, engine: Engine, state: State, T: int, seed: int) -
     plan = plan_round(recipe, engine, state, seed, T)
     replies = RoundReplies()
     if not plan.refused:
-        replies = collect_replies(recipe, engine, plan.flights, state, plan.keep)
+        replies = collect_replies(recipe, engine, plan.pending, state, plan.keep)
     with engine.device_lock if engine.updates_on_device else nullcontext():
         return close_round(recipe, engine, plan, replies, T)
 
@@ -140,10 +140,10 @@ def close_round(
     billed, evaluators = bill_stop_evidence(recipe, engine, plan, reported)
     record = decide_stop(recipe, engine, billed, after, model, T)
     # the chosen first, as they were chosen
-    touched = dict.fromkeys(task.k for task in (*plan.tasks, *checked.tasks))
+    changed_rows = dict.fromkeys(task.k for task in (*plan.tasks, *checked.tasks))
     history = (*plan.state.history, record)
     lines = (*clients, *evaluators)
-    return Round(replace(after, history=history), record, lines, tuple(touched), model)
+    return Round(replace(after, history=history), record, lines, tuple(changed_rows), model)
 
 
 def advance_state(
@@ -156,19 +156,19 @@ def advance_state(
         w_next,
         {**server_state, **checked.server_state},
         before.roster,
-        {**before.carry, **checked.client_states},
+        {**before.client_states, **checked.client_states},
         before.history,
     )
 
 
 def build_final_model(recipe: Recipe, state: State) -> Tensor:
     """What the run would return now: the model, or the server's average of models."""
-    averaged = recipe.average.model(state.memory.get("average"), state.w)
+    averaged = recipe.average.model(state.server_state.get("average"), state.w)
     return validate_final_model(recipe.average, averaged, state.w)
 
 
 def _update_server_state(state: State, server_state: Mapping[str, Any]) -> State:
-    return replace(state, memory={**state.memory, **server_state})
+    return replace(state, server_state={**state.server_state, **server_state})
 
 
 def bill_stop_evidence(
@@ -205,11 +205,11 @@ def aggregate_and_step(
     """From the updates to the next model, and what every piece remembers of them."""
     state = plan.state
     w = state.w if updates.sent is None else updates.sent
-    target = recipe.aggregator(w, updates, state.memory.get("aggregator"))  # eq. 4
+    target = recipe.aggregator(w, updates, state.server_state.get("aggregator"))  # eq. 4
     validate_model(recipe.aggregator, target, w)
-    if "server" in state.memory:  # what it remembers is on the host
+    if "server" in state.server_state:  # what it remembers is on the host
         w, target = state.w, device_transfer.to_host(target)
-    stepped = recipe.server.step(w, target, updates, state.memory.get("server"))
+    stepped = recipe.server.step(w, target, updates, state.server_state.get("server"))
     w_next, server = validate_server_step(recipe.server, stepped, target, w)
     event = RoundEvent(
         plan.t,
@@ -217,8 +217,12 @@ def aggregate_and_step(
         move_to_host(engine, w_next),
         updates,
         len(state.roster),
-        plan.chosen.k,
+        plan.selection.k,
         state.history,
     )
-    before = {**state.memory, "server": server} if "server" in state.memory else state.memory
+    before = (
+        {**state.server_state, "server": server}
+        if "server" in state.server_state
+        else state.server_state
+    )
     return event, recipe.observe(before, event)

@@ -33,12 +33,12 @@ class DueTasks:
     bases: Mapping[str, Tensor] = field(default_factory=dict)
     seconds: float | None = None  # how long the round lasted; None: as its replies say
     oldest: int | None = None  # replies that are more rounds old do not count
-    memory: Mapping[str, Any] = field(default_factory=dict)  # the pace's, after the round
+    server_state: Mapping[str, Any] = field(default_factory=dict)  # the pace's, after the round
 
 
 def list_pending_tasks(recipe: Recipe, state: State) -> list[PendingTask]:
     """What is under way before the round begins."""
-    pace_state = state.memory.get("pace")
+    pace_state = state.server_state.get("pace")
     if not isinstance(pace_state, AsyncState):
         return []
     return unpack_pending_tasks(recipe, pace_state)
@@ -73,11 +73,11 @@ def collect_replies(
     buffer = recipe.pace.buffer_size
     size = keep if buffer is None else buffer
     if engine.asynchronous:
-        engine.send(pending, state.carry)
+        engine.send(pending, state.client_states)
         return engine.collect(pending, size, open_ended=buffer is not None)
     if buffer is not None:
         return RoundReplies(train_in_modelled_order(engine, pending, buffer, state))
-    replies = engine.train(pending, state.carry, keep)
+    replies = engine.train(pending, state.client_states, keep)
     table, sent = (
         (replies.table, replies.sent) if isinstance(replies, RepliesWithTable) else (None, None)
     )
@@ -96,7 +96,7 @@ def train_in_modelled_order(
         back, rest = split_due_tasks(rest, open_)
         for t in sorted({one.task.t for one in back}):
             group = [one for one in back if one.task.t == t]
-            come = engine.train(group, state.carry)
+            come = engine.train(group, state.client_states)
             replies += drop_departed_clients(engine, state, group, come)
         open_ = size - sum(not reply.error for reply in replies)
     return replies
@@ -104,7 +104,7 @@ def train_in_modelled_order(
 
 def collect_due(recipe: Recipe, plan: RoundPlan, came: RoundReplies) -> DueTasks:
     """Whose replies the round is about, and what goes on."""
-    pending, began = plan.flights, plan.began
+    pending, began = plan.pending, plan.began
     if recipe.pace.buffer_size is None:
         others = {one.task.client: one.w for one in pending if one.w is not plan.state.w}
         return DueTasks(tuple(one.task for one in pending), others)
@@ -114,7 +114,7 @@ def collect_due(recipe: Recipe, plan: RoundPlan, came: RoundReplies) -> DueTasks
     clock = max([began, *(one.due for one in back)])
     if came.seconds is not None:  # measured
         clock = began + came.seconds
-    pace_state = pack_pending_tasks(recipe, plan.state.memory["pace"], rest, clock)
+    pace_state = pack_pending_tasks(recipe, plan.state.server_state["pace"], rest, clock)
     return DueTasks(
         tuple(one.task for one in back),
         {one.task.client: one.w for one in back},

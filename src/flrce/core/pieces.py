@@ -57,9 +57,9 @@ class NoCompression(Compressor):
         u: Tensor,
         layout: Sequence[tuple[str, int]],
         rng: Generator,
-        carry: Mapping[str, Tensor],
+        client_state: Mapping[str, Tensor],
     ) -> tuple[Payload, Mapping[str, Tensor]]:
-        return Payload({"u": u if u.dtype == torch.float64 else u.float()}), carry
+        return Payload({"u": u if u.dtype == torch.float64 else u.float()}), client_state
 
     def decode(
         self, payload: Payload, layout: Sequence[tuple[str, int]], rng: Generator | None = None
@@ -87,11 +87,11 @@ class ServerSGD(ServerStep):
     device_agnostic: ClassVar[bool] = True
     reads_clients: ClassVar[bool] = False
 
-    def step(self, w: Tensor, target: Tensor, updates: Updates, memory: Any) -> tuple[Tensor, Any]:
+    def step(self, w: Tensor, target: Tensor, updates: Updates, state: Any) -> tuple[Tensor, Any]:
         if self.rate == 1:
-            return target, memory
+            return target, state
         d = updates.trainable  # statistics of BatchNorm are no gradients
-        return torch.cat([torch.lerp(w[:d], target[:d], self.rate), target[d:]]), memory
+        return torch.cat([torch.lerp(w[:d], target[:d], self.rate), target[d:]]), state
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class LastModel(ServerAverage):
 
     is_last_model: ClassVar[bool] = True
 
-    def model(self, memory: Any, w: Tensor) -> Tensor:
+    def model(self, state: Any, w: Tensor) -> Tensor:
         return w
 
 
@@ -235,36 +235,36 @@ class Recipe:
 
     def initial_state(self, M: int, d: int, D: int) -> dict[str, Any]:
         """What the pieces remember before the first round; d floats are trained, D travel."""
-        memory = {
+        server_state = {
             role: piece.initial_state(M, d, D)
             for role, piece in self.iter_pieces()
             if piece.has_state
         }
-        for role, state in memory.items():
+        for role, state in server_state.items():
             validate_state(role, getattr(self, role), state, M)
-        return memory
+        return server_state
 
-    def observe(self, memory: Mapping[str, Any], event: RoundEvent) -> dict[str, Any]:
-        """Every piece's memory after a committed round."""
+    def observe(self, server_state: Mapping[str, Any], event: RoundEvent) -> dict[str, Any]:
+        """Every piece's state after a committed round."""
         after: dict[str, Any] = {}
         for role, piece in self.iter_pieces():
-            if role in memory:
-                after[role] = piece.observe(memory[role], event)
+            if role in server_state:
+                after[role] = piece.observe(server_state[role], event)
                 validate_state(role, piece, after[role], event.M)
         return after
 
     def build_tasks(
-        self, chosen: Selection, memory: Mapping[str, Any], view: RoundView
+        self, selection: Selection, server_state: Mapping[str, Any], view: RoundView
     ) -> list[Task]:
         """What each chosen client is told."""
-        tasks = [view.draft(k) for k in chosen.k]
+        tasks = [view.draft(k) for k in selection.k]
         tasks = _validate_tasks(self.submodel, self.submodel.assign(tasks, view))
         tasks = [replace(task, compressor=self.compressor, judge=self.holdouts) for task in tasks]
         tasks = _validate_tasks(
-            self.compressor, self.compressor.assign(tasks, memory.get("compressor"), view)
+            self.compressor, self.compressor.assign(tasks, server_state.get("compressor"), view)
         )
         tasks = _validate_tasks(
-            self.trainer, self.trainer.assign(tasks, memory.get("trainer"), view)
+            self.trainer, self.trainer.assign(tasks, server_state.get("trainer"), view)
         )
         return [self.pace.with_deadline(task) for task in tasks]
 

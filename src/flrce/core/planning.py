@@ -32,7 +32,7 @@ class LossInquiry:
     def __call__(self, indices: Sequence[int]) -> Tensor:
         assert self.view is not None
         state = self.state
-        tasks = self.recipe.build_tasks(Selection(tuple(indices)), state.memory, self.view)
+        tasks = self.recipe.build_tasks(Selection(tuple(indices)), state.server_state, self.view)
         clients = [state.roster[k] for k in indices]
         dense = count_model_bytes(self.engine, state.w)
         models = find_inquiry_models(self.recipe, self.engine, state, tasks, dense)
@@ -79,10 +79,10 @@ def plan_round(recipe: Recipe, engine: Engine, state: State, seed: int, T: int =
     state, models = encode_downloads(recipe, engine, state, tasks)
     kinds = count_download_kinds(recipe, models)
     selection = replace(selection, why={**selection.why, **notes, **absent, **kinds})
-    flights = dispatch(recipe, engine, state, tasks, models, pending, now)
+    pending_tasks = dispatch(recipe, engine, state, tasks, models, pending, now)
     keep = selection.keep or recipe.pace.max_replies(recipe.P)
     asked = tuple(inquiry.asked)
-    return RoundPlan(state, t, selection, flights, asked, refusal, n, keep, now, streams)
+    return RoundPlan(state, t, selection, pending_tasks, asked, refusal, n, keep, now, streams)
 
 
 def describe_round(recipe: Recipe, plan: RoundPlan) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def draft_task(recipe: Recipe, state: State, k: int, t: int, seed: int, T: int) 
         augment=recipe.augment,
         compressor=recipe.compressor,
         rounds=T,
-        download=recipe.downlink.plan_download(state.memory.get("downlink"), k),
+        download=recipe.downlink.plan_download(state.server_state.get("downlink"), k),
     )
 
 
@@ -129,9 +129,9 @@ def choose_tasks(
     selection = Selection(())
     try:
         if view.pool and view.P:
-            selected = recipe.selector.select(state.memory.get("selector"), view, rng)
+            selected = recipe.selector.select(state.server_state.get("selector"), view, rng)
             selection = validate_selection(recipe.selector, selected, len(state.roster))
-        drafts = recipe.build_tasks(selection, state.memory, view)
+        drafts = recipe.build_tasks(selection, state.server_state, view)
         tasks = tuple(engine.adapt_task(task) for task in drafts)
         check_budget(recipe, engine, state, tasks, inquiry.asked)
     except RoundRefused as why:

@@ -46,7 +46,7 @@ class RoundRecord:
     exploit: bool = False
     chosen: tuple[str, ...] = ()
     replied: tuple[str, ...] = ()
-    # of those who replied: the headline of w before the round, on its hold-out
+    # of those who replied: the primary metric of w before the round, on its hold-out
     holdouts: tuple[float | None, ...] = ()
     held: tuple[int, ...] = ()  # and on how many samples; 0 where it said nothing
     clients: int = 0  # M: rows in the roster
@@ -63,11 +63,13 @@ class RoundRecord:
     # cosine of the round's step and the way of the rounds before (averages.py)
     headway: float | None = None
     way: float | None = None  # |w - w_0|, where the stop asks for it (distance_growth.py)
-    accuracy: float | None = None  # where that is the headline metric
+    accuracy: float | None = None  # where that is the primary metric
     accuracy_weighted: float | None = None
     loss: float | None = None
-    averaged: float | None = None  # headline of the server average, where it is not the last model
-    metric: str = "accuracy"  # the headline's name
+    averaged: float | None = (
+        None  # primary metric of the server average, where it is not the last model
+    )
+    metric: str = "accuracy"  # the primary metric's name
     lower: bool = False  # whether less of it is better
     # of the last model: mean over clients
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -97,7 +99,7 @@ class RoundRecord:
 
     @property
     def last_model_metric(self) -> float | None:
-        """The last model by the headline metric; None where it was not judged in this round."""
+        """The last model by the primary metric; None where it was not judged in this round."""
         return self.accuracy if self.metric == "accuracy" else self.metrics.get(self.metric)
 
     @property

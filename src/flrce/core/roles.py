@@ -2,7 +2,7 @@
 
 A piece subclasses the base of its role and is a frozen dataclass: its fields are hyper-parameters.
 It must answer the abstract method. Everything else has a default, which a piece overrides as it
-needs. What changes over a run is kept in State.memory under the piece's role: `initial_state`
+needs. What changes over a run is kept in State.server_state under the piece's role: `initial_state`
 makes it, `observe` updates it after each committed round.
 """
 
@@ -101,18 +101,18 @@ class Piece(ABC):  # noqa: B024 - its roles have the abstract methods
         """
         return None
 
-    def observe(self, memory: Any, event: RoundEvent) -> Any:
+    def observe(self, state: Any, event: RoundEvent) -> Any:
         """The state after a committed round. Called only where the piece has a state."""
-        return memory
+        return state
 
-    def report_figures(self, memory: Any, event: RoundEvent) -> Mapping[str, float]:
+    def report_figures(self, state: Any, event: RoundEvent) -> Mapping[str, float]:
         """Numbers of one's own for the record of a committed round, by name; `memory` is the state
         after the round.
         """
         return {}
 
     def report_client_figures(
-        self, memory: Any, event: RoundEvent
+        self, state: Any, event: RoundEvent
     ) -> Mapping[str, Mapping[int, float]]:
         """The same for each client: name -> row -> number, of rows that had a task."""
         return {}
@@ -183,7 +183,7 @@ class Selector(Piece):
     """Which clients train this round?"""
 
     @abstractmethod
-    def select(self, memory: Any, view: RoundView, rng: Generator) -> Selection:
+    def select(self, state: Any, view: RoundView, rng: Generator) -> Selection:
         """The rows of the chosen clients, out of `view.pool`."""
 
     def sampling_rate(self, P: int, M: int) -> float | None:
@@ -214,7 +214,7 @@ class LocalTrainer(Piece):
     """
 
     @abstractmethod
-    def assign(self, tasks: list[Task], memory: Any, view: RoundView) -> list[Task]:
+    def assign(self, tasks: list[Task], state: Any, view: RoundView) -> list[Task]:
         """The tasks, changed with `dataclasses.replace`."""
 
     @default_property
@@ -254,11 +254,11 @@ class Compressor(Piece):
         u: Tensor,
         layout: Sequence[tuple[str, int]],
         rng: Generator,
-        carry: Mapping[str, Tensor],
+        client_state: Mapping[str, Tensor],
     ) -> tuple[Payload, Mapping[str, Tensor]]:
         """The payload for u (d,), and what the client keeps for its next task."""
 
-    def assign(self, tasks: list[Task], memory: Any, view: RoundView) -> list[Task]:
+    def assign(self, tasks: list[Task], state: Any, view: RoundView) -> list[Task]:
         """The tasks with the compressor that each client uses: this one, or a variant of it that
         differs in the values of fields. Called for the recipe's compressor, not for inner ones.
         """
@@ -325,7 +325,7 @@ class Downlink(Piece):
 
     @abstractmethod
     def encode_models(
-        self, memory: Any, w: Tensor, requests: "Sequence[DownloadRequest]"
+        self, state: Any, w: Tensor, requests: "Sequence[DownloadRequest]"
     ) -> "tuple[list[EncodedModel], Any]":
         """The downloads of a round in the order of the requests, and the memory after them."""
 
@@ -343,20 +343,20 @@ class Downlink(Piece):
         """Models that a round's downloads hold in memory, besides w and the tables."""
         return 1
 
-    def plan_download(self, memory: Any, k: int) -> Download | None:
+    def plan_download(self, state: Any, k: int) -> Download | None:
         """How client k would get the model now; None: dense. Costs are estimated by it."""
         return None
 
-    def acknowledge(self, memory: Any, sent: PendingTask) -> Any:
+    def acknowledge(self, state: Any, sent: PendingTask) -> Any:
         """The memory once a client's reply shows that it decoded the model it was sent."""
-        return memory
+        return state
 
-    def forget(self, memory: Any, k: int) -> Any:
+    def forget(self, state: Any, k: int) -> Any:
         """The memory once client k reported that it no longer holds its model."""
-        return memory
+        return state
 
     def get_inquiry_model(
-        self, memory: Any, w: Tensor, request: "DownloadRequest"
+        self, state: Any, w: Tensor, request: "DownloadRequest"
     ) -> tuple[Tensor, int | None]:
         """The model of which a client reports its loss, and the bytes of its download; None:
         dense.
@@ -368,10 +368,10 @@ class Aggregator(Piece):
     """What do replies become? The model that they point to, from w."""
 
     @abstractmethod
-    def __call__(self, w: Tensor, updates: Updates, memory: Any) -> Tensor:
+    def __call__(self, w: Tensor, updates: Updates, state: Any) -> Tensor:
         """(D,) the target of the server's step."""
 
-    def downweights(self, memory: Any) -> Sequence[float]:
+    def downweights(self, state: Any) -> Sequence[float]:
         """The share of its weight that each reply of the last observed round has left; (): all."""
         return ()
 
@@ -400,7 +400,7 @@ class ServerStep(Piece):
     """How does the server go there? From w towards the aggregator's target."""
 
     @abstractmethod
-    def step(self, w: Tensor, target: Tensor, updates: Updates, memory: Any) -> tuple[Tensor, Any]:
+    def step(self, w: Tensor, target: Tensor, updates: Updates, state: Any) -> tuple[Tensor, Any]:
         """(D,) the next model, and the step's state."""
 
     @default_property
@@ -473,7 +473,7 @@ class StopRule(Piece):
         """Why the next round, at these estimated costs, is not started; "" if it is."""
         return ""
 
-    def distance_from_start(self, memory: Any) -> float | None:
+    def distance_from_start(self, state: Any) -> float | None:
         """How far the model has come, if the rule measures it: a column of the record."""
         return None
 
@@ -545,10 +545,10 @@ class ServerAverage(Piece):
     """Which model does the run return?"""
 
     @abstractmethod
-    def model(self, memory: Any, w: Tensor) -> Tensor:
+    def model(self, state: Any, w: Tensor) -> Tensor:
         """(D,) the final model if the run ended now."""
 
-    def get_headway(self, memory: Any) -> float | None:
+    def get_headway(self, state: Any) -> float | None:
         """The cosine between the last observed round's step and the way of the rounds before."""
         return None
 

@@ -33,7 +33,9 @@ def update_roster(
     newcomers = tuple(sorted(here - set(state.roster)))
     M = len(state.roster) + len(newcomers)
     if newcomers and fits(M):
-        state = replace(state, roster=state.roster + newcomers, memory=grow_tables(state.memory, M))
+        state = replace(
+            state, roster=state.roster + newcomers, server_state=grow_tables(state.server_state, M)
+        )
     elif newcomers:
         log.warning(
             "%d newcomers (%.60r first) stay out: there is no memory for tables of %d clients;"

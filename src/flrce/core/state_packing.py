@@ -27,42 +27,42 @@ class IncompatiblePiece(Exception):
 
 
 class PackedTask(dict[str, Any]):
-    """A flight as plain data that also remembers it: of many under way, few change in a round."""
+    """A pending task as plain data that also remembers it: few of many change in a round."""
 
-    def __init__(self, data: Any = (), flight: PendingTask | None = None) -> None:
+    def __init__(self, data: Any = (), pending: PendingTask | None = None) -> None:
         super().__init__(data)
-        self.flight = flight
+        self.pending = pending
 
 
 def pack_pending_tasks(
-    recipe: Recipe, before: AsyncState, flights: Sequence[PendingTask], clock: float
+    recipe: Recipe, before: AsyncState, pending: Sequence[PendingTask], clock: float
 ) -> AsyncState:
     """What is under way after a round; `before` it, tensors had numbers that they keep."""
     numbers = {id(tensor): number for number, tensor in before.tensors.items()}
     kept: dict[int, Tensor] = {}
     free = 1 + max(before.tensors, default=0)
-    for flight in flights:
-        own = [flight.w] if flight.task.download else []  # models that a client alone has
-        for tensor in (*flight.task.tensors.values(), *own):
+    for sent_task in pending:
+        own = [sent_task.w] if sent_task.task.download else []  # models that a client alone has
+        for tensor in (*sent_task.task.tensors.values(), *own):
             number = numbers.setdefault(id(tensor), free)
             free = max(free, number + 1)
             kept[number] = tensor
-    known = {id(row.flight): row for row in before.flights if isinstance(row, PackedTask)}
+    known = {id(row.pending): row for row in before.flights if isinstance(row, PackedTask)}
     rows = tuple(
-        known.get(id(flight)) or PackedTask(_pack_task(recipe, flight, numbers), flight)
-        for flight in flights
+        known.get(id(sent_task)) or PackedTask(_pack_task(recipe, sent_task, numbers), sent_task)
+        for sent_task in pending
     )
-    bases = {one.task.t: one.w for one in flights if one.task.download is None}
+    bases = {one.task.t: one.w for one in pending if one.task.download is None}
     return AsyncState(bases, rows, clock, kept)
 
 
-def unpack_pending_tasks(recipe: Recipe, sky: AsyncState) -> list[PendingTask]:
-    """The flights that `pack_pending_tasks` wrote."""
+def unpack_pending_tasks(recipe: Recipe, async_state: AsyncState) -> list[PendingTask]:
+    """The pending tasks that `pack_pending_tasks` wrote."""
     found: list[PendingTask] = []
-    for row in sky.flights:
+    for row in async_state.flights:
         # rows of a checkpoint remember nothing
-        known = row.flight if isinstance(row, PackedTask) else None
-        found.append(known or _unpack_task(recipe, sky, row))
+        known = row.pending if isinstance(row, PackedTask) else None
+        found.append(known or _unpack_task(recipe, async_state, row))
     return found
 
 
@@ -79,8 +79,8 @@ def validate_packable(recipe: Recipe, tasks: Sequence[Task]) -> None:
             ) from None
 
 
-def _pack_task(recipe: Recipe, flight: PendingTask, numbers: Mapping[int, int]) -> dict[str, Any]:
-    task = flight.task
+def _pack_task(recipe: Recipe, one: PendingTask, numbers: Mapping[int, int]) -> dict[str, Any]:
+    task = one.task
     return {
         "client": task.client,
         "k": task.k,
@@ -88,26 +88,26 @@ def _pack_task(recipe: Recipe, flight: PendingTask, numbers: Mapping[int, int]) 
         "seed": task.seed,
         "rounds": task.rounds,
         "deadline": None if math.isinf(task.deadline) else task.deadline,
-        "sent": flight.sent,
-        "due": flight.due,
+        "sent": one.sent,
+        "due": one.due,
         "judge": task.judge,
         "work": _to_dict(task.work),
         "part": _to_dict(task.part),
         "tensors": {name: numbers[id(tensor)] for name, tensor in task.tensors.items()},
-        **_pack_download(flight, numbers),
+        **_pack_download(one, numbers),
         **_find_task_changes(recipe, task),
     }
 
 
-def _pack_download(flight: PendingTask, numbers: Mapping[int, int]) -> dict[str, Any]:
+def _pack_download(one: PendingTask, numbers: Mapping[int, int]) -> dict[str, Any]:
     """A download that was encoded, and where the model is that its client decodes."""
-    download = flight.task.download
+    download = one.task.download
     if download is None:
         return {}
-    return {"download": {**_to_dict(replace(download, code=None)), "model": numbers[id(flight.w)]}}
+    return {"download": {**_to_dict(replace(download, code=None)), "model": numbers[id(one.w)]}}
 
 
-def _unpack_task(recipe: Recipe, sky: AsyncState, row: Mapping[str, Any]) -> PendingTask:
+def _unpack_task(recipe: Recipe, async_state: AsyncState, row: Mapping[str, Any]) -> PendingTask:
     compressor = (
         NoCompression()
         if row.get("dense")
@@ -126,12 +126,14 @@ def _unpack_task(recipe: Recipe, sky: AsyncState, row: Mapping[str, Any]) -> Pen
         rounds=row["rounds"],
         deadline=math.inf if row["deadline"] is None else row["deadline"],
         judge=row.get("judge", False),
-        tensors={name: sky.tensors[number] for name, number in row.get("tensors", {}).items()},
+        tensors={
+            name: async_state.tensors[number] for name, number in row.get("tensors", {}).items()
+        },
     )
     if "download" not in row:
-        return PendingTask(task, sky.bases[row["t"]], row["sent"], row["due"])
+        return PendingTask(task, async_state.bases[row["t"]], row["sent"], row["due"])
     known = dict(row["download"])
-    model = sky.tensors[known.pop("model")]
+    model = async_state.tensors[known.pop("model")]
     task = replace(task, download=Download(**known))
     return PendingTask(task, model, row["sent"], row["due"])
 

@@ -138,7 +138,7 @@ class ClientCost:
 
 @dataclass(frozen=True)
 class ClientEvaluation:
-    """What a client made of the model it was sent, on the samples it holds back: the headline
+    """What a client made of the model it was sent, on the samples it holds back: the primary metric
     metric.
     """
 
@@ -148,7 +148,7 @@ class ClientEvaluation:
 
 @dataclass(frozen=True)
 class PrimaryMetric:
-    """The headline metric: its name, which way it points and what values it can have."""
+    """The primary metric: its name, which way it points and what values it can have."""
 
     metric: str = "accuracy"
     lower: bool = False
@@ -169,12 +169,17 @@ class Reply:
     spent: ClientCost = ClientCost()
     extras: Mapping[str, Tensor] = field(default_factory=dict)  # further tensors sent back, by name
     # stays with the client; a simulator keeps it for it
-    carry: Mapping[str, Tensor] = field(default_factory=dict)
+    client_state: Mapping[str, Tensor] = field(default_factory=dict)
     steps: int | None = None  # batches that it trained on, where it stopped before all of them
     error: str = ""
     base: str = ""  # fingerprint of the model that the client was sent, where it says so
     lost_base: bool = False  # the client does not hold the model that its download refers to
     judged: ClientEvaluation | None = None  # where its task asked for it and it holds samples back
+
+    @property
+    def carry(self) -> Mapping[str, Tensor]:
+        """The old name of `client_state`."""
+        return self.client_state
 
 
 @dataclass(frozen=True)
@@ -246,14 +251,14 @@ class Updates:
 @dataclass(frozen=True)
 class Evaluation:
     """A model on every client's hold-out, by the objective's metrics; the first of them is the
-    headline.
+    primary one.
     """
 
-    value: float  # the headline: mean over clients, as in the paper
+    value: float  # the primary metric: mean over clients, as in the paper
     weighted: float  # over all samples
     loss: float
     nbytes: int = 0  # what sending the model to every client that judges it would cost
-    metric: str = "accuracy"  # the headline's name
+    metric: str = "accuracy"  # the primary metric's name
     lower: bool = False  # whether less of it is better
     metrics: Mapping[str, float] = field(default_factory=dict)  # every metric, mean over clients
     pooled: Mapping[str, float] = field(default_factory=dict)  # every metric, over all samples
@@ -286,11 +291,21 @@ class State:
 
     t: int  # rounds committed
     w: Tensor  # (d,)
-    memory: Mapping[str, Any]  # role of a piece -> what it remembers
+    server_state: Mapping[str, Any]  # role of a piece -> its state
     roster: tuple[str, ...] = ()  # row -> client
-    carry: ClientStates = field(default_factory=dict)
+    client_states: ClientStates = field(default_factory=dict)
     history: tuple[RoundRecord, ...] = ()
     attempt: int = 0  # abandoned tries at the round that comes next
+
+    @property
+    def memory(self) -> Mapping[str, Any]:
+        """The old name of `server_state`."""
+        return self.server_state
+
+    @property
+    def carry(self) -> ClientStates:
+        """The old name of `client_states`."""
+        return self.client_states
 
 
 @dataclass(frozen=True)
@@ -299,9 +314,9 @@ class RoundPlan:
 
     state: State
     t: int
-    chosen: Selection
+    selection: Selection
     # this round's tasks, and earlier ones that are still under way
-    flights: tuple[PendingTask, ...]
+    pending: tuple[PendingTask, ...]
     # clients that were asked for their loss, and bytes that each downloaded for it
     asked: tuple[tuple[str, int], ...] = ()
     refused: str = ""  # why the round is not started
@@ -313,7 +328,7 @@ class RoundPlan:
     @cached_property  # asked for several times a round, of all that is under way
     def tasks(self) -> tuple[Task, ...]:
         """What this round's clients are told."""
-        return tuple(flight.task for flight in self.flights if flight.task.t == self.t)
+        return tuple(one.task for one in self.pending if one.task.t == self.t)
 
 
 @dataclass(frozen=True)
@@ -337,5 +352,5 @@ class Round:
     state: State
     record: RoundRecord
     clients: tuple[ClientRecord, ...]
-    touched: tuple[int, ...] = ()  # rows whose tables changed
+    changed_rows: tuple[int, ...] = ()  # rows whose tables changed
     model: Tensor | None = None  # the final model if the run ended now: the server average

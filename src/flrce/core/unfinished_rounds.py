@@ -19,7 +19,7 @@ def close_refused_round(
     """A round that a budget does not pay for; what was spent on asking is booked."""
     clients, costs = book_costs(plan.t, (), (), {}, inquiries)
     record = RoundRecord(
-        plan.t, "not started", plan.chosen.exploit, stop=plan.refused, began=plan.began, **costs
+        plan.t, "not started", plan.selection.exploit, stop=plan.refused, began=plan.began, **costs
     )
     return replace(
         _close_unchanged_round(recipe, engine, plan.state, mark_unevaluated(record, engine)),
@@ -46,7 +46,7 @@ def close_abandoned_round(
     )
     abandoned = mark_unevaluated(replace(record, outcome="abandoned", stop=stop), engine)
     unchanged = _close_unchanged_round(recipe, engine, state, abandoned)
-    return replace(unchanged, clients=clients, touched=tuple(task.k for task in tasks))
+    return replace(unchanged, clients=clients, changed_rows=tuple(task.k for task in tasks))
 
 
 def _close_unchanged_round(
@@ -57,7 +57,7 @@ def _close_unchanged_round(
     """
     committed = next((h for h in reversed(state.history) if h.outcome == "committed"), None)
     if record.stop and committed is not None and committed.last_model_metric is None:
-        model = recipe.average.model(state.memory.get("average"), state.w)
+        model = recipe.average.model(state.server_state.get("average"), state.w)
         record = evaluate_model(record, engine, state, model, last=True)
     after = replace(
         state,

@@ -17,26 +17,30 @@ from flrce.core.types import RoundRecord, Selection
 from flrce.errors import BadInput, describe_exception
 
 
-def validate_selection(selector: Any, chosen: Any, M: int) -> Selection:
+def validate_selection(selector: Any, selection: Any, M: int) -> Selection:
     """The selection, if it is one of different rows of the roster."""
     name = type(selector).__name__
-    if not isinstance(chosen, Selection):
-        kind = type(chosen).__name__
+    if not isinstance(selection, Selection):
+        kind = type(selection).__name__
         raise BadInput(
             f"{name}.select returned a {kind}; return rows as a Selection, such as"
             " Selection((0, 3))"
         )
     try:
-        rows = tuple(int(k) for k in chosen.k)
+        rows = tuple(int(k) for k in selection.k)
     except (TypeError, ValueError):
         raise BadInput(
-            f"{name}.select chose {str(chosen.k)[:60]}; rows are whole numbers"
+            f"{name}.select chose {str(selection.k)[:60]}; rows are whole numbers"
         ) from None
     if len(set(rows)) < len(rows):
         raise BadInput(f"{name}.select chose a client twice: {str(rows)[:60]}")
     if any(not 0 <= k < M for k in rows):
         raise BadInput(f"{name}.select chose a row outside 0..{M - 1}: {str(rows)[:60]}")
-    return chosen if rows == chosen.k else Selection(rows, chosen.exploit, chosen.keep, chosen.why)
+    return (
+        selection
+        if rows == selection.k
+        else Selection(rows, selection.exploit, selection.keep, selection.why)
+    )
 
 
 def get_stop_reason(stop: Any, history: tuple[RoundRecord, ...]) -> str:

@@ -19,7 +19,7 @@ from flrce.training.metrics import MeanMetric
 
 BY_CLASS_REQUEST_KEY = KEY_PREFIX + "by-class"  # in the config of an evaluation
 BY_CLASS_RECORD = "by-class"  # the record of the answer, with two lists by class:
-# of the headline metric over the samples, and how many those are
+# of the primary metric over the samples, and how many those are
 SUMS, HELD = (KEY_PREFIX + "sums", KEY_PREFIX + "held")
 MAX_CLASSES = 10_000  # classes
 log = logging.getLogger("flwr")
@@ -41,7 +41,7 @@ def parse_class_names(by_class: Any) -> tuple[str, ...]:
 def count_by_class(
     runner: ClientRunner, numbers: Mapping[str, NDArray[np.float64]], y: Tensor
 ) -> ConfigRecord | None:
-    """A client's answer, from the headline's number of each sample; None where labels are no
+    """A client's answer, from the primary metric's number of each sample; None where labels are no
     classes.
     """
     head = runner.objective.evaluation_metrics[0]

@@ -68,7 +68,7 @@ def client_app(load: Callable[[Context], Local]) -> ClientApp:
             )
         if reply.error:
             raise ValueError(reply.error)
-        save_client_state(context, task.t, reply.carry)
+        save_client_state(context, task.t, reply.client_state)
         if template is not None:
             return Message(build_plain_reply(template, w, reply), reply_to=message)
         reply = replace(reply, base=fingerprint_model(w) if has_exact_model(message) else "")
@@ -115,7 +115,7 @@ def client_app(load: Callable[[Context], Local]) -> ClientApp:
 
 
 def evaluate_and_train(
-    runner: ClientRunner, local: Local, w: Tensor, task: Task, carry: dict[str, Tensor]
+    runner: ClientRunner, local: Local, w: Tensor, task: Task, client_state: dict[str, Tensor]
 ) -> Reply:
     """The reply. A client that holds the whole model judges it before it trains, where its task
     asks for that.
@@ -123,10 +123,10 @@ def evaluate_and_train(
     judged, held = None, local.held
     if task.judge and held is not None and len(held) and task.part.rate == 1:
         head = runner.objective.evaluation_metrics[0]
-        numbers = runner.evaluate(w.float(), held, find_personal_state(carry))[head.name]
+        numbers = runner.evaluate(w.float(), held, find_personal_state(client_state))[head.name]
         value = float(head.value(numbers.double().numpy()))
         judged = ClientEvaluation(value, len(held)) if math.isfinite(value) else None
-    return replace(runner.train(w.float(), task, local.train_index, carry), judged=judged)
+    return replace(runner.train(w.float(), task, local.train_index, client_state), judged=judged)
 
 
 def compress_with_torch(message: Message, context: Context, call_next: NextCall) -> Message:
@@ -145,10 +145,10 @@ def compress_with_torch(message: Message, context: Context, call_next: NextCall)
     w = template.pack(before)
     u = template.pack(next(iter(reply.content.array_records.values())), minus=w)
     rng = make_stream(task.seed, "encode", task.t, task.client)
-    payload, carry = task.compressor.encode(
+    payload, client_state = task.compressor.encode(
         u, template.names, rng, load_client_state(context, task.t)
     )
-    save_client_state(context, task.t, carry)
+    save_client_state(context, task.t, client_state)
     metrics = dict(next(iter(reply.content.metric_records.values())))
     counted = SAMPLES_KEY in metrics  # the server names it where it is missing
     n, loss = metrics.pop(SAMPLES_KEY, 0), metrics.get("train_loss", metrics.get("loss", 0.0))

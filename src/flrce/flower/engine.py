@@ -204,26 +204,26 @@ class FlowerEngine(Engine):
         )
 
     def train(
-        self, pending: Sequence[PendingTask], carry: ClientStates, keep: int | None = None
+        self, pending: Sequence[PendingTask], client_states: ClientStates, keep: int | None = None
     ) -> Sequence[Reply]:
         """Send the tasks and wait for the replies; with `keep`, for no more good ones than that."""
-        self.send(pending, carry)
+        self.send(pending, client_states)
         return self.collect(pending, keep, open_ended=False).replies
 
-    def send(self, flights: Sequence[PendingTask], carry: ClientStates) -> None:
+    def send(self, pending: Sequence[PendingTask], client_states: ClientStates) -> None:
         """Send what is not under way yet. Whatever clients carry from task to task lies with
         them.
         """
         self.begun = time.monotonic()
         known = self.under_way.index_messages()
-        new = [flight for flight in flights if (flight.task.client, flight.task.t) not in known]
-        here = [flight for flight in new if flight.task.client in self.online]
-        gone = [flight.task for flight in new if flight.task.client not in self.online]
-        for flight in here:
-            self.get_task_layout(flight.task)  # refuses what cannot be done before anything is sent
-        if flights:
-            log_round_start(flights, here)
-        messages = [self.build_message(flight) for flight in here]
+        new = [one for one in pending if (one.task.client, one.task.t) not in known]
+        here = [one for one in new if one.task.client in self.online]
+        gone = [one.task for one in new if one.task.client not in self.online]
+        for one in here:
+            self.get_task_layout(one.task)  # refuses what cannot be done before anything is sent
+        if pending:
+            log_round_start(pending, here)
+        messages = [self.build_message(one) for one in here]
         failed = self.under_way.send(
             messages, lambda at: self.make_sent_task(messages[at], here[at].task, here[at].w)
         )
@@ -238,7 +238,7 @@ class FlowerEngine(Engine):
         )
 
     def collect(
-        self, flights: Sequence[PendingTask], size: int | None, open_ended: bool
+        self, pending: Sequence[PendingTask], size: int | None, open_ended: bool
     ) -> RoundReplies:
         """Replies as they come: `size` good ones, or those of everybody who has not been too long.
 
@@ -246,10 +246,10 @@ class FlowerEngine(Engine):
         or all.
         """
         if self.costs is not None:
-            flights = split_due_tasks(flights, size)[0] if open_ended and size else flights
+            pending = split_due_tasks(pending, size)[0] if open_ended and size else pending
             size = None
         self.claims.metrics = {}
-        tasks = [flight.task for flight in flights]
+        tasks = [one.task for one in pending]
         table = None if open_ended else self._allocate_update_table(tasks)
         found, late = self.under_way.collect(tasks, size, open_ended, self.parse_reply)
         replies = self.validate_reply_metrics(found)
@@ -369,7 +369,7 @@ class FlowerEngine(Engine):
         return replace(found, spent=self.measured.add_joules(spent))
 
     def evaluate(
-        self, w: Tensor, t: int, last: bool = False, carry: ClientStates | None = None
+        self, w: Tensor, t: int, last: bool = False, client_states: ClientStates | None = None
     ) -> Evaluation | None:
         """The clients' own judgement of w, and the server's where it has samples."""
         return (
@@ -379,7 +379,7 @@ class FlowerEngine(Engine):
         )
 
     def break_down_metric(self, t: int, roster: Sequence[str]) -> dict[str, Any] | None:
-        """The headline metric of round t's model for each client that told it, and for each class
+        """The primary metric of round t's model for each client that told it, and for each class
         where they were asked for that; None where nobody did.
         """
         if self.panel.last != t:

@@ -65,7 +65,7 @@ class Evaluator:
         self.last = 0  # round whose model was judged last
         self.by_clients: MetricRecord | None = None
         self.by_server: MetricRecord | None = None
-        # node -> its own figure of the headline metric, of the model judged last
+        # node -> its own figure of the primary metric, of the model judged last
         self.each: dict[int, float] = {}
         self.sent_bytes = 0  # of models to judges, since they were booked last
         self.by_class: classes.ClassTotals | None = None  # likewise, over the judges that told it
@@ -109,14 +109,14 @@ class Evaluator:
 
     @property
     def primary_metric(self) -> PrimaryMetric:
-        """The headline metric; accuracy where nobody says otherwise."""
+        """The primary metric; accuracy where nobody says otherwise."""
         head = self.options.judges[0] if self.options.judges else None
         if head is None:
             return PrimaryMetric()
         return PrimaryMetric(head.name, head.better == "lower", *find_limits(head))
 
     def add_reported_metric(self, reply: Reply, figures: Mapping[str, Any], most: float) -> Reply:
-        """A client that knows nothing of our tasks may report the headline metric of its own
+        """A client that knows nothing of our tasks may report the primary metric of its own
         accord.
         """
         if reply.error or reply.judged is not None:
@@ -188,8 +188,8 @@ class Evaluator:
     def _store_client_metrics(
         self, replies: Sequence[Message], told: Sequence[bool], most: float
     ) -> None:
-        """What is kept of the judges' answers besides their means: each one's headline, and figures
-        by class.
+        """What is kept of the judges' answers besides their means: each one's primary metric, and
+        figures by class.
         """
         self.each = self._collect_node_metrics(replies, told, most)
         heard = [
@@ -203,7 +203,7 @@ class Evaluator:
     def _collect_node_metrics(
         self, replies: Sequence[Message], told: Sequence[bool], most: float
     ) -> dict[int, float]:
-        """The headline metric of every node that reports it."""
+        """The primary metric of every node that reports it."""
         metric = self.primary_metric.metric
         plain = metric == "accuracy"
         found = {
@@ -233,8 +233,8 @@ class Evaluator:
     def _build_evaluation(
         self, figures: Sequence[Mapping[str, Any]], loss: float, asked: int
     ) -> Evaluation | None:
-        """The headline and all other metrics of the objective. Over all samples only means are
-        known: nobody sends what the others would need.
+        """All metrics of the objective. Over all samples only means are known: nobody sends what
+        the others would need.
         """
         judges = self.options.judges
         alike, by_samples = average_by_metric(judges, figures, self.options.weight_key)

@@ -120,12 +120,12 @@ class GuardedEngine(FlowerEngine):
         return super().parse_reply(sent, reply, seconds)
 
     def collect(
-        self, flights: Sequence[PendingTask], size: int | None, open_ended: bool
+        self, pending: Sequence[PendingTask], size: int | None, open_ended: bool
     ) -> RoundReplies:
         """As always; and a reply whose metrics are not like the others', which Flower would end the
         run for, is out.
         """
-        came = super().collect(flights, size, open_ended)
+        came = super().collect(pending, size, open_ended)
         keys = {client: tuple(sorted(metrics)) for client, metrics in self.claims.metrics.items()}
         usual = min(
             Counter(keys.values()).most_common(),
@@ -239,11 +239,11 @@ class WrappedSelector(Selector):
     def initial_state(self, M: int, d: int, D: int) -> StrategyState:
         return StrategyState(serialize_strategy(self.engine.strategy))
 
-    def select(self, memory: StrategyState, view: RoundView, rng: Generator) -> Selection:
-        restore_strategy(self.engine.strategy, memory.blob)
+    def select(self, state: StrategyState, view: RoundView, rng: Generator) -> Selection:
+        restore_strategy(self.engine.strategy, state.blob)
         return Selection(self.engine.choose_clients(view))
 
-    def observe(self, memory: StrategyState, event: RoundEvent) -> StrategyState:
+    def observe(self, state: StrategyState, event: RoundEvent) -> StrategyState:
         return StrategyState(serialize_strategy(self.engine.strategy))
 
 
@@ -253,7 +253,7 @@ class WrappedAggregator(Aggregator):
 
     engine: GuardedEngine
 
-    def __call__(self, w: Tensor, updates: Updates, memory: Any) -> Tensor:
+    def __call__(self, w: Tensor, updates: Updates, state: Any) -> Tensor:
         return self.engine.aggregate_updates(w, updates)
 
 

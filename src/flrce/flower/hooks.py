@@ -52,7 +52,7 @@ class OpenRound:
             )
         engine.begin_external_round(config)
         self.plan = loop.plan_round(recipe, engine, self.state, engine.options.seed, session.T)
-        pending = () if self.plan.refused else self.plan.flights
+        pending = () if self.plan.refused else self.plan.pending
         self.messages = [engine.build_message(one) for one in pending]
         self.since = time.monotonic()
         return self.messages
@@ -63,9 +63,9 @@ class OpenRound:
         """
         assert self.plan is not None
         online = self.session.engine.online
-        flights = {online[flight.task.client].node: flight for flight in self.plan.flights}
+        pending = {online[one.task.client].node: one for one in self.plan.pending}
         odd = next(
-            (m.metadata.dst_node_id for m in messages if m.metadata.dst_node_id not in flights),
+            (m.metadata.dst_node_id for m in messages if m.metadata.dst_node_id not in pending),
             None,
         )
         if odd is not None:
@@ -74,7 +74,7 @@ class OpenRound:
                 " Selector"
             )
         self.plan = replace(
-            self.plan, flights=tuple(flights[m.metadata.dst_node_id] for m in messages)
+            self.plan, pending=tuple(pending[m.metadata.dst_node_id] for m in messages)
         )
         self.messages = messages
 
@@ -93,7 +93,7 @@ class OpenRound:
         for reply in replies:
             i = at.get(reply.metadata.reply_to_message_id)
             if i is not None:
-                message, pending = self.messages[i], plan.flights[i]
+                message, pending = self.messages[i], plan.pending[i]
                 seconds = self.seconds.get(message.metadata.message_id, passed)
                 read.append(
                     engine.parse_reply(

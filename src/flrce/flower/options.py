@@ -67,7 +67,7 @@ class FlowerOptions:
     weight_key: str = "num-examples"  # the metric that weighs a reply
     train_sum: MetricsAggregation | None = None  # instead of weighted means
     evaluate_sum: MetricsAggregation | None = None
-    # the objective's metrics, the headline first; none: accuracy
+    # the objective's metrics, the primary metric first; none: accuracy
     judges: tuple[MetricLike, ...] = ()
     profile: DeviceProfile | None = None  # models the joules of clients that cannot measure them
 

@@ -154,11 +154,11 @@ class TaskTracker:
         return [Reply(task.client, task.t, error="late", spent=ClientCost(bytes_up=up))]
 
 
-def log_round_start(flights: Sequence[PendingTask], new: Sequence[PendingTask]) -> None:
+def log_round_start(pending: Sequence[PendingTask], new: Sequence[PendingTask]) -> None:
     """One line in the log: whom a round asks, and how many are still at work on an earlier one's
     tasks.
     """
-    t = max(flight.task.t for flight in flights)
-    names = ", ".join(flight.task.client for flight in new[:12]) + (" ..." if len(new) > 12 else "")
-    busy = f"; {len(flights) - len(new)} under way" if len(flights) > len(new) else ""
-    log.info("[ROUND %d/%d] %d clients: %s%s", t, flights[0].task.rounds, len(new), names, busy)
+    t = max(one.task.t for one in pending)
+    names = ", ".join(one.task.client for one in new[:12]) + (" ..." if len(new) > 12 else "")
+    busy = f"; {len(pending) - len(new)} under way" if len(pending) > len(new) else ""
+    log.info("[ROUND %d/%d] %d clients: %s%s", t, pending[0].task.rounds, len(new), names, busy)

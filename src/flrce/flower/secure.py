@@ -110,17 +110,17 @@ class MaskedEngine(FlowerEngine):
             " your own"
         )
 
-    def send(self, flights: Sequence[PendingTask], carry: Any) -> None:
+    def send(self, pending: Sequence[PendingTask], client_states: Any) -> None:
         """The tasks go out with the second of the protocol's four messages, in `collect`."""
         self.unsent, self.begun = [], time.monotonic()
 
     def collect(
-        self, flights: Sequence[PendingTask], size: int | None, open_ended: bool
+        self, pending: Sequence[PendingTask], size: int | None, open_ended: bool
     ) -> RoundReplies:
-        tasks = {self.online[flight.task.client].node: flight.task for flight in flights}
+        tasks = {self.online[one.task.client].node: one.task for one in pending}
         if not tasks:
             return RoundReplies()
-        w, t = flights[0].w, flights[0].task.t
+        w, t = pending[0].w, pending[0].task.t
         arrays, began = self.get_model_arrays(w), time.monotonic()
         run = _SingleRoundStrategy(
             {node: self._build_fit_instructions(task) for node, task in tasks.items()}

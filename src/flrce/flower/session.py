@@ -231,14 +231,14 @@ class Session:
         ledger = self.ledger
         if ledger is None:
             return
-        memory = self.recipe.initial_state(len(roster), self.engine.trainable, len(self.w))
+        server_state = self.recipe.initial_state(len(roster), self.engine.trainable, len(self.w))
         with suppress(BadInput, OSError):  # why the run ended matters more
-            state = ledger.read_committed(State(0, self.w, memory, roster))
+            state = ledger.read_committed(State(0, self.w, server_state, roster))
             if state is not None:
                 self._write_results(ledger, state)
 
     def _get_final_model(self, state: State) -> Tensor:
-        return self.recipe.average.model(state.memory.get("average"), state.w)
+        return self.recipe.average.model(state.server_state.get("average"), state.w)
 
     def _complete_round(self, done: Round) -> Round:
         """A round with its Flower metrics, which are kept with it, and whether it was to be the
@@ -315,7 +315,7 @@ def to_flower_metrics(record: RoundRecord) -> dict[str, Any]:
 
 
 def describe_headline(record: RoundRecord) -> str:
-    """The headline metric: over all samples, as Result has it, and where another, its mean over
+    """The primary metric: over all samples, as Result has it, and where another, its mean over
     clients.
     """
     name, by_client = record.metric, record.last_model_metric

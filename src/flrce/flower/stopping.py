@@ -47,7 +47,7 @@ class ShouldStop:
     template: ArrayTemplate | None = None
     w: Tensor | None = None  # the last model
     average: RunningMeanState | None = None
-    memory: Any = None  # the rule's own, where it has one
+    state: Any = None  # the rule's own, where it has one
     clock: float = field(default_factory=time.monotonic)
 
     def __call__(self, server_round: int, result: Result) -> bool:
@@ -100,15 +100,15 @@ class ShouldStop:
         event = RoundEvent(t, w if before is None else before, w, nobody, 0)
         self.w, self.average = w, EMA().observe(average, event)
         if self.rule.has_state:  # from the first model that a Result has
-            memory = self.memory or self.rule.initial_state(
+            state = self.state or self.rule.initial_state(
                 0, self.template.layout.trainable, self.template.layout.size
             )
-            self.memory = self.rule.observe(memory, event)
+            self.state = self.rule.observe(state, event)
         return EMA().get_headway(self.average)
 
     def _measure_distance(self) -> float | None:
         """How far the model has come since the first round, where the rule asks for it."""
-        return None if self.memory is None else self.rule.distance_from_start(self.memory)
+        return None if self.state is None else self.rule.distance_from_start(self.state)
 
 
 def _get_round_metrics(result: Result, t: int) -> Mapping[str, Any]:

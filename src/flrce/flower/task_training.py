@@ -81,6 +81,6 @@ def load_client_state(context: Context, t: int | None = None) -> dict[str, Tenso
     return {name: torch.from_numpy(values.copy()) for name, values in kept.items()}
 
 
-def save_client_state(context: Context, t: int, carry: Mapping[str, Tensor]) -> None:
-    arrays = {name: x.detach().cpu().contiguous().numpy() for name, x in carry.items()}
+def save_client_state(context: Context, t: int, client_state: Mapping[str, Tensor]) -> None:
+    arrays = {name: x.detach().cpu().contiguous().numpy() for name, x in client_state.items()}
     client_side.save_client_state(context, t, arrays)

@@ -332,7 +332,7 @@ def choose_device(experiment: Experiment) -> str:
 
 
 def get_final_model(recipe: Recipe, state: State) -> Tensor:
-    return recipe.average.model(state.memory.get("average"), state.w)
+    return recipe.average.model(state.server_state.get("average"), state.w)
 
 
 def name_model_tensors(built: Simulation, w: Tensor) -> dict[str, Tensor]:
@@ -349,7 +349,7 @@ def get_personal_models(built: Simulation, state: State) -> PersonalModels:
     """The models that clients are judged with, where these are not the one that all share."""
     owns = {
         client: own
-        for client, kept in state.carry.items()
+        for client, kept in state.client_states.items()
         if (own := find_personal_state(kept)) is not None
     }
     where = built.engine.runner.layout

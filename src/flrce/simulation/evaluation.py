@@ -40,7 +40,7 @@ def build_evaluation(
 
 
 def build_primary_metric(objective: Objective) -> PrimaryMetric:
-    """The objective's headline metric."""
+    """The objective's primary metric."""
     head = objective.evaluation_metrics[0]
     low, high = (head.low, head.high) if isinstance(head, BoundedMetric) else (-math.inf, math.inf)
     return PrimaryMetric(head.name, head.better == "lower", float(low), float(high))

@@ -147,7 +147,7 @@ def _run_process(told: bytes, pipe: Connection, parent: Starter) -> None:
             pipe.send_bytes(pickle.dumps((what, value)))
 
     def report_round(i: int, done: Round) -> None:
-        few = replace(done.state, w=torch.empty(0), memory={}, carry={}, history=())
+        few = replace(done.state, w=torch.empty(0), server_state={}, client_states={}, history=())
         send_message("round", (i, replace(done, state=few, model=None)))
 
     try:

@@ -100,7 +100,7 @@ class Result:
         return pandas.DataFrame([row | row.pop("figures") for row in rows]).set_index("t")
 
     def plot(self, axes: Any = None) -> Any:
-        """The headline metric by round, of the last and of the averaged model, and where a rule
+        """The primary metric by round, of the last and of the averaged model, and where a rule
         ended it; the axes.
 
         `result.plot().figure.savefig("run.png")` keeps it.

@@ -195,7 +195,7 @@ class RunSlot(Workers):
             table = self._allocate_table(there, len(orders))
         order = sorted(range(len(orders)), key=lambda i: orders[i][1].k)
         rows = {i: row for row, i in enumerate(order)}
-        on_device = [(there, task, index, carry) for _, task, index, carry in orders]
+        on_device = [(there, task, index, client_state) for _, task, index, client_state in orders]
         replies = self._train_clients(on_device, [table[rows[i]] for i in range(len(orders))])
         if self.placing.near:
             return RepliesWithTable(replies, table, there)

@@ -359,7 +359,7 @@ def _write_results(
     if state is not None:
         model = get_final_model(built.recipe, state)
         last = None if model is state.w else name_model_tensors(built, state.w)
-        final = built.engine.break_down_metric(model, state.carry) if ended else None
+        final = built.engine.break_down_metric(model, state.client_states) if ended else None
         ledger.write_results(
             state,
             built.engine.trainable,

@@ -124,19 +124,19 @@ class Simulator(Engine):
         return self.costs.estimate_round(tasks)
 
     def train(
-        self, pending: Sequence[PendingTask], carry: ClientStates, keep: int | None = None
+        self, pending: Sequence[PendingTask], client_states: ClientStates, keep: int | None = None
     ) -> Sequence[Reply]:
         judged = self._evaluate_on_clients(
-            [one for one in pending if self.costs.count_holdout_samples(one.task)], carry
+            [one for one in pending if self.costs.count_holdout_samples(one.task)], client_states
         )
         riding = self.federation.trouble.riding
         honest = [one for one in pending if one.task.client not in riding]
-        trained = self.workers.train([self._collect_inputs(one, carry) for one in honest])
+        trained = self.workers.train([self._collect_inputs(one, client_states) for one in honest])
         replies = dict(zip((one.task.client for one in honest), trained, strict=True))
         for one in pending:
             task = one.task
             if task.client in riding:
-                n, own = self.count_samples(task.client), carry.get(task.client, {})
+                n, own = self.count_samples(task.client), client_states.get(task.client, {})
                 replies[task.client] = make_free_rider_reply(
                     self.runner, one.w, task, riding[task.client], n, own
                 )
@@ -149,13 +149,13 @@ class Simulator(Engine):
             found, trained.table if len(honest) == len(pending) else None, trained.sent
         )
 
-    def _collect_inputs(self, one: PendingTask, carry: ClientStates) -> TaskInputs:
+    def _collect_inputs(self, one: PendingTask, client_states: ClientStates) -> TaskInputs:
         task = one.task
         samples = self._get_client_samples(task.client, task.t)
-        return one.w, task, samples, carry.get(task.client, {})
+        return one.w, task, samples, client_states.get(task.client, {})
 
     def evaluate(
-        self, w: Tensor, t: int, last: bool = False, carry: ClientStates | None = None
+        self, w: Tensor, t: int, last: bool = False, client_states: ClientStates | None = None
     ) -> Evaluation | None:
         """The model on every client's hold-out, in one pass; in the rounds that are due, and in the
         `last` one.
@@ -163,18 +163,18 @@ class Simulator(Engine):
         index, rows = self.federation.holdout_index
         if (t % self.eval_every and not last) or not len(index):
             return None
-        numbers = self._score_samples(w, carry or {}, index, rows)
+        numbers = self._score_samples(w, client_states or {}, index, rows)
         return build_evaluation(self.runner.objective, numbers, rows, self.model_bytes)
 
-    def break_down_metric(self, w: Tensor, carry: ClientStates) -> dict[str, Any] | None:
-        """The headline metric of w for each client and, where labels are classes, each class; None:
+    def break_down_metric(self, w: Tensor, client_states: ClientStates) -> dict[str, Any] | None:
+        """The primary metric of w for each client and, where labels are classes, each class; None:
         no hold-outs.
         """
         index, rows = self.federation.holdout_index
         source, head = self.federation.source, self.runner.objective.evaluation_metrics[0]
         if not len(index) or len(self.federation.clients) > MAX_BREAKDOWN_CLIENTS:
             return None
-        numbers = self._score_samples(w, carry, index, rows)[head.name]
+        numbers = self._score_samples(w, client_states, index, rows)[head.name]
         by_client = compute_group_metrics(head, numbers, rows, len(self.federation.clients))
         found: dict[str, Any] = {"metric": head.name, "clients": by_client}
         if source.kind == "classes":
@@ -184,14 +184,18 @@ class Simulator(Engine):
         return found
 
     def _score_samples(
-        self, w: Tensor, carry: ClientStates, index: NDArray[np.int64], rows: NDArray[np.int64]
+        self,
+        w: Tensor,
+        client_states: ClientStates,
+        index: NDArray[np.int64],
+        rows: NDArray[np.int64],
     ) -> SampleScores:
         """Numbers of every sample: in one pass, or client by client where some have parameters of
         their own.
         """
         owns = {
             client: own
-            for client, kept in carry.items()
+            for client, kept in client_states.items()
             if (own := find_personal_state(kept)) is not None
         }
         if not self.runner.layout.kept and not owns:
@@ -210,7 +214,7 @@ class Simulator(Engine):
         return build_primary_metric(self.runner.objective)
 
     def _evaluate_on_clients(
-        self, pending: Sequence[PendingTask], carry: ClientStates
+        self, pending: Sequence[PendingTask], client_states: ClientStates
     ) -> dict[str, ClientEvaluation]:
         """What each of these clients makes of the model that it starts from on its hold-out;
         clients with one model in one pass. A figure that is none is left out.
@@ -221,18 +225,18 @@ class Simulator(Engine):
         found: dict[str, ClientEvaluation] = {}
         for group in groups.values():
             found |= self._evaluate_on_holdouts(
-                group[0].w, [one.task.client for one in group], carry
+                group[0].w, [one.task.client for one in group], client_states
             )
         return found
 
     def _evaluate_on_holdouts(
-        self, w: Tensor, clients: Sequence[str], carry: ClientStates
+        self, w: Tensor, clients: Sequence[str], client_states: ClientStates
     ) -> dict[str, ClientEvaluation]:
         order = sorted(self.federation.client_indices[client] for client in clients)
         held = [self.federation.held[row] for row in order]
         rows = np.repeat(order, [len(part) for part in held])
         head = self.runner.objective.evaluation_metrics[0]
-        numbers = self._score_samples(w, carry, np.concatenate(held), rows)[head.name]
+        numbers = self._score_samples(w, client_states, np.concatenate(held), rows)[head.name]
         figures = zip(
             order, held, compute_client_metrics(head, numbers, rows).tolist(), strict=True
         )

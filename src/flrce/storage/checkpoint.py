@@ -96,20 +96,22 @@ class Journal:
         """Commit one round; `guard` raises if the folder is no longer this run's."""
         make_folder(self.folder)
         state, stem = done.state, f"{len(done.state.history):06d}"
-        touched = sorted({*done.touched, *self.places.find_stragglers(set(done.touched))})
-        shot = snapshot.take_snapshot(state, touched)
+        changed_rows = sorted(
+            {*done.changed_rows, *self.places.find_stragglers(set(done.changed_rows))}
+        )
+        shot = snapshot.take_snapshot(state, changed_rows)
         changed = self._changed_rows(shot)
         before = self.last.rounds if self.last else {}
         # entries by round never change
         stored = {name: file for name, file in before.items() if name in shot.rounds}
         rounds = {name: stored.get(name, f"{stem}.rows") for name in shot.rounds}
         new = {name: x for name, x in shot.rounds.items() if name not in stored}
-        files = self._write_files(stem, shot, new, touched, changed)
+        files = self._write_files(stem, shot, new, changed_rows, changed)
         roster = self.last.roster if self.last else ""
         if state.roster != self.roster or not roster:
             roster = f"{stem}.roster"
             files[roster] = write_chunks(self.folder / roster, [json.dumps(state.roster).encode()])
-        needed = {*self.places.count_current_rows(touched), *rounds.values(), roster}
+        needed = {*self.places.count_current_rows(changed_rows), *rounds.values(), roster}
         for key, rows in changed.items():
             needed |= self.changed.get(key, RowLocations()).count_current_rows(rows).keys()
         kept = {
@@ -131,7 +133,7 @@ class Journal:
         )
         self._commit_manifest(commit, guard)
         self.last, self.roster = commit, state.roster
-        self.places.move_rows(touched, f"{stem}.rows")
+        self.places.move_rows(changed_rows, f"{stem}.rows")
         self.changed = {key: self.changed.get(key, RowLocations()) for key in changed}
         for (key, rows), name in zip(changed.items(), _name_row_files(stem, changed), strict=True):
             self.changed[key].move_rows(rows, name)
@@ -153,7 +155,7 @@ class Journal:
         stem: str,
         shot: Snapshot,
         new: NamedTensors,
-        touched: Sequence[int],
+        changed_rows: Sequence[int],
         changed: Mapping[str, Sequence[int]],
     ) -> dict[str, dict[str, Any]]:
         """The files of a commit and their marks: the model and what is small; rows, and `new`
@@ -161,7 +163,7 @@ class Journal:
         """
         whole = f"{stem}.state"
         files = {whole: write_chunks(self.folder / whole, iter_safetensors_chunks(shot.whole))}
-        if touched or new:
+        if changed_rows or new:
             rows = f"{stem}.rows"
             files[rows] = write_chunks(self.folder / rows, iter_safetensors_chunks(shot.rows | new))
         for (key, k), name in zip(changed.items(), _name_row_files(stem, changed), strict=True):

@@ -148,7 +148,7 @@ class Ledger:
         of it weighs.
         """
         self.lock.check_ownership()
-        memory = state.memory.get("selector")
+        piece_state = state.server_state.get("selector")
         summary = summarize_run(state.history, state.w.numel(), trainable, base)
         with explain_write_errors(self.folder):
             write_atomically(
@@ -160,8 +160,8 @@ class Ledger:
                     self.folder / "last.safetensors",
                     save({k: v.contiguous() for k, v in last.items()}),
                 )
-            if isinstance(memory, RelationshipMap) and memory.H is not None:
-                tables = {"Omega": memory.Omega, "H": memory.H, "R": memory.R}
+            if isinstance(piece_state, RelationshipMap) and piece_state.H is not None:
+                tables = {"Omega": piece_state.Omega, "H": piece_state.H, "R": piece_state.R}
                 kept = {
                     name: table for name, table in tables.items() if table is not None
                 }  # a sketch has no Omega

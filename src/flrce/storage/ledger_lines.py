@@ -67,11 +67,11 @@ def to_relation_line(done: Round) -> dict[str, Any]:
     """What the round changed in the relationship map: rows k, their H, and Omega[k] as int8 (value
     * 127) in base64.
     """
-    memory, k = done.state.memory.get("selector"), list(done.touched)
-    if not k or not isinstance(memory, RelationshipMap) or memory.H is None:
+    state, k = done.state.server_state.get("selector"), list(done.changed_rows)
+    if not k or not isinstance(state, RelationshipMap) or state.H is None:
         return {}
-    line: dict[str, Any] = {"t": done.record.t, "k": k, "H": memory.H[k].tolist()}
-    if memory.Omega is not None and len(memory.Omega) <= MAX_MAPPED_CLIENTS:
-        rows = (memory.Omega[k] * 127).round().to(torch.int8)  # (P, M)
+    line: dict[str, Any] = {"t": done.record.t, "k": k, "H": state.H[k].tolist()}
+    if state.Omega is not None and len(state.Omega) <= MAX_MAPPED_CLIENTS:
+        rows = (state.Omega[k] * 127).round().to(torch.int8)  # (P, M)
         line["Omega"] = base64.b64encode(rows.numpy().tobytes()).decode()
     return line

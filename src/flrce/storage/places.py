@@ -17,9 +17,9 @@ class RowLocations:
     # file -> rows of which it has the newest version
     live: Counter[str] = field(default_factory=Counter)
 
-    def count_current_rows(self, touched: Iterable[int]) -> Counter[str]:
+    def count_current_rows(self, changed_rows: Iterable[int]) -> Counter[str]:
         """Current rows by file, once these rows have moved on."""
-        return self.live - Counter(self.owner[k] for k in touched if k in self.owner)
+        return self.live - Counter(self.owner[k] for k in changed_rows if k in self.owner)
 
     def move_rows(self, rows: Sequence[int], file: str) -> None:
         """These rows lie in a new file now."""
@@ -27,10 +27,12 @@ class RowLocations:
         self.owner.update(dict.fromkeys(rows, file))
         self.content = {name: self.content.get(name, tuple(rows)) for name in self.live}
 
-    def find_stragglers(self, touched: set[int]) -> list[int]:
+    def find_stragglers(self, changed_rows: set[int]) -> list[int]:
         """Current rows of the emptiest file, once less than half of all stored rows is current."""
-        live = self.count_current_rows(touched)
+        live = self.count_current_rows(changed_rows)
         if sum(len(self.content[file]) for file in live) <= 2 * live.total():
             return []
         emptiest = min(live, key=lambda file: (live[file] / len(self.content[file]), file))
-        return [k for k in self.content[emptiest] if self.owner[k] == emptiest and k not in touched]
+        return [
+            k for k in self.content[emptiest] if self.owner[k] == emptiest and k not in changed_rows
+        ]

@@ -43,7 +43,7 @@ class Snapshot:
     """What one commit adds to the disk."""
 
     whole: NamedTensors  # the model and what is small
-    # table -> (touched, ...) rows, `k` their numbers, and what those clients keep
+    # table -> (changed, ...) rows, `k` their numbers, and what those clients keep
     rows: dict[str, Tensor | TableRows]
     rounds: NamedTensors  # "table/round" -> every entry of the tables by round
     scalars: dict[str, Any]  # "role.field" -> plain data
@@ -51,27 +51,31 @@ class Snapshot:
     tables: NamedTensors = field(default_factory=dict)
 
 
-def take_snapshot(state: State, touched: Sequence[int]) -> Snapshot:
-    """The parts of a state to write; `touched` are the rows to store."""
+def take_snapshot(state: State, changed_rows: Sequence[int]) -> Snapshot:
+    """The parts of a state to write; `changed_rows` are those to store."""
     found = Snapshot({"w": state.w}, {}, {}, {})
-    index = torch.tensor(touched, dtype=torch.long)
-    for role, memory in state.memory.items():
-        if not is_dataclass(memory):
-            found.scalars[role] = _encode_entry(role, memory, found.whole)
+    index = torch.tensor(changed_rows, dtype=torch.long)
+    for role, piece_state in state.server_state.items():
+        if not is_dataclass(piece_state):
+            found.scalars[role] = _encode_entry(role, piece_state, found.whole)
             continue
-        if find_class(_type_name(memory)) and not type(memory).__module__.startswith("flrce."):
-            found.scalars[role] = {CLASS: _type_name(memory)}
-        for f in list_fields(memory):
-            _take_field(f"{role}.{f.name}", getattr(memory, f.name), f.metadata, touched, found)
-    for k in touched:
-        for name, tensor in state.carry.get(state.roster[k], {}).items():
+        if find_class(_type_name(piece_state)) and not type(piece_state).__module__.startswith(
+            "flrce."
+        ):
+            found.scalars[role] = {CLASS: _type_name(piece_state)}
+        for f in list_fields(piece_state):
+            _take_field(
+                f"{role}.{f.name}", getattr(piece_state, f.name), f.metadata, changed_rows, found
+            )
+    for k in changed_rows:
+        for name, tensor in state.client_states.get(state.roster[k], {}).items():
             found.rows[f"carry/{k}/{name}"] = tensor
     found.rows["k"] = index
     return found
 
 
 def _take_field(
-    key: str, value: Any, metadata: Mapping[str, Any], touched: Sequence[int], found: Snapshot
+    key: str, value: Any, metadata: Mapping[str, Any], changed_rows: Sequence[int], found: Snapshot
 ) -> None:
     """One field of a piece's state, put where it belongs."""
     writable, rows = (
@@ -79,7 +83,7 @@ def _take_field(
         metadata.get("rows"),
     )
     if writable and rows == TRAINED:
-        found.rows[key] = TableRows(value, tuple(touched))
+        found.rows[key] = TableRows(value, tuple(changed_rows))
     elif writable and rows and value.is_contiguous() and value.dim() and len(value):
         found.tables[key], found.scalars[key] = value, {TABLE: len(value)}
     elif writable and not rows and value.is_contiguous():
@@ -111,8 +115,8 @@ def _encode_entry(key: str, value: Any, whole: NamedTensors) -> Any:
     return {VALUE: node} if isinstance(node, list) else node
 
 
-def _type_name(memory: Any) -> str:
-    return f"{type(memory).__module__}:{type(memory).__qualname__}"
+def _type_name(state: Any) -> str:
+    return f"{type(state).__module__}:{type(state).__qualname__}"
 
 
 @dataclass
@@ -124,7 +128,7 @@ class StateAssembly:
     scalars: Mapping[str, Any] = field(default_factory=dict)
     owner: dict[int, str] = field(default_factory=dict)  # row -> file that holds its newest version
     tables: NamedTensors = field(default_factory=dict)
-    carry: dict[str, NamedTensors] = field(default_factory=dict)
+    client_states: dict[str, NamedTensors] = field(default_factory=dict)
     found: NamedTensors = field(default_factory=dict)  # tables whose changed rows were written
     owners: dict[str, dict[int, str]] = field(default_factory=dict)  # table of those -> as `owner`
 
@@ -134,11 +138,11 @@ class StateAssembly:
             for key, entry in self.scalars.items()
             if isinstance(entry, dict) and TABLE in entry
         }
-        for role, memory in self.start.memory.items():
-            if self.scalars.get(role, {CLASS: _type_name(memory)}) != {CLASS: _type_name(memory)}:
+        for role, state in self.start.server_state.items():
+            if self.scalars.get(role, {CLASS: _type_name(state)}) != {CLASS: _type_name(state)}:
                 continue  # it is something else now
-            for f in list_fields(memory):
-                key, template = f"{role}.{f.name}", getattr(memory, f.name)
+            for f in list_fields(state):
+                key, template = f"{role}.{f.name}", getattr(state, f.name)
                 if (
                     f.metadata.get("rows")
                     and isinstance(template, Tensor)
@@ -173,7 +177,7 @@ class StateAssembly:
                 if name.startswith(prefix)
             }
             if kept:
-                self.carry[self.roster[k]] = kept
+                self.client_states[self.roster[k]] = kept
 
     def _add_changed(self, key: str, file: str, tensors: Mapping[str, Tensor]) -> None:
         """The same of a table whose changed rows were written: where its type or shape changed, all
@@ -196,11 +200,11 @@ class StateAssembly:
 
     def build_state(self, t: int, attempt: int, whole: NamedTensors, rounds: NamedTensors) -> State:
         """The state; history is the ledger's to add."""
-        memory = {
+        state = {
             role: self._restore_state(role, start, whole, rounds)
-            for role, start in self.start.memory.items()
+            for role, start in self.start.server_state.items()
         }
-        return State(t, whole["w"], memory, self.roster, self.carry, (), attempt)
+        return State(t, whole["w"], state, self.roster, self.client_states, (), attempt)
 
     def _restore_state(
         self, role: str, start: Any, whole: NamedTensors, rounds: NamedTensors

@@ -248,13 +248,13 @@ class ClientRunner:
         )
 
     def prepare_task(
-        self, w: Tensor, task: Task, index: IndexArray, carry: Mapping[str, Tensor]
+        self, w: Tensor, task: Task, index: IndexArray, client_state: Mapping[str, Tensor]
     ) -> PreparedTask:
         """A task made ready; `index` are the client's samples."""
         part = self.get_part(task)
         start = w if part.held is None else w[part.held]
         if self.layout.kept:
-            start = self.layout.join(w, carry.get(PERSONAL_FLOATS_KEY, self.own))
+            start = self.layout.join(w, client_state.get(PERSONAL_FLOATS_KEY, self.own))
         order, sizes = draw_batches(task, len(index), self.normalised)
         where = self.layout if part.held is None else make_layout(part.net)
         update = task.update or UpdateChain()
@@ -272,7 +272,7 @@ class ClientRunner:
         self,
         job: PreparedTask,
         done: TrainingResult,
-        carry: Mapping[str, Tensor],
+        client_state: Mapping[str, Tensor],
         into: Tensor | None = None,
     ) -> Reply:
         """What the client sends once its part is trained; `into`: where the difference of the
@@ -283,15 +283,19 @@ class ClientRunner:
         u = torch.sub(new, old, out=into)
         u = u if part.sent is None else u[part.sent]
         rng = make_stream(task.seed, "encode", task.t, task.client)
-        payload, carry = _validate_encoding(
-            task.compressor, task.compressor.encode(u, part.names, rng, carry)
+        payload, client_state = _validate_encoding(
+            task.compressor, task.compressor.encode(u, part.names, rng, client_state)
         )
-        carry = {
-            name: value for name, value in carry.items() if not name.startswith(LINK_STATE_PREFIX)
+        client_state = {
+            name: value
+            for name, value in client_state.items()
+            if not name.startswith(LINK_STATE_PREFIX)
         }
-        carry |= {LINK_STATE_PREFIX + name: value for name, value in done.carry.items()}
+        client_state |= {
+            LINK_STATE_PREFIX + name: value for name, value in done.client_state.items()
+        }
         if own is not None:
-            carry[PERSONAL_FLOATS_KEY] = own
+            client_state[PERSONAL_FLOATS_KEY] = own
         epoch = len(compute_batch_sizes(job.local.n, task.work.batch, self.normalised))
         return Reply(
             task.client,
@@ -301,16 +305,18 @@ class ClientRunner:
             loss=float(done.losses[:epoch].mean()),
             loss_square=_smooth_squares(done.squares[:epoch]),
             extras=done.extras,
-            carry=carry,
+            client_state=client_state,
             steps=len(done.losses) if len(done.losses) < len(job.sizes) else None,
         )
 
-    def train(self, w: Tensor, task: Task, index: IndexArray, carry: Mapping[str, Tensor]) -> Reply:
+    def train(
+        self, w: Tensor, task: Task, index: IndexArray, client_state: Mapping[str, Tensor]
+    ) -> Reply:
         """The client's reply; `index` are its samples. What it cost is the engine's to say."""
-        return self.train_and_reply(self.prepare_task(w, task, index, carry), carry)
+        return self.train_and_reply(self.prepare_task(w, task, index, client_state), client_state)
 
     def train_and_reply(
-        self, job: PreparedTask, carry: Mapping[str, Tensor], into: Tensor | None = None
+        self, job: PreparedTask, client_state: Mapping[str, Tensor], into: Tensor | None = None
     ) -> Reply:
         """Train one job here and now; `into` as in `reply`."""
         if not len(job.sizes):
@@ -325,15 +331,15 @@ class ClientRunner:
             new = trainer.train(
                 job.start, *samples, lr=found.lr, mu=found.mu, first=first, squared=found.squared
             )
-            return self.build_reply(job, TrainingResult(*new), carry, into)
+            return self.build_reply(job, TrainingResult(*new), client_state, into)
         kept = {
             name.removeprefix(LINK_STATE_PREFIX): value
-            for name, value in carry.items()
+            for name, value in client_state.items()
             if name.startswith(LINK_STATE_PREFIX)
         }
         with self.lock:
             done = trainer.train(job.start, *samples, job.update, job.local, kept, job.task.augment)
-        return self.build_reply(job, done, carry, into)
+        return self.build_reply(job, done, client_state, into)
 
     def evaluate(
         self, w: Tensor, index: IndexArray, own: Tensor | None = None
@@ -360,7 +366,7 @@ class ClientRunner:
         return {"loss": found[1], "accuracy": found[0]}
 
 
-def find_personal_state(carry: Mapping[str, Tensor]) -> Tensor | None:
+def find_personal_state(client_state: Mapping[str, Tensor]) -> Tensor | None:
     """What a client judges with besides w: a whole model of its own, or the floats that it keeps;
     None: neither.
 
@@ -369,10 +375,10 @@ def find_personal_state(carry: Mapping[str, Tensor]) -> Tensor | None:
     """
     models = [
         x
-        for name, x in carry.items()
+        for name, x in client_state.items()
         if name.startswith(LINK_STATE_PREFIX) and name.endswith(f".{PERSONAL_MODEL_KEY}")
     ]
-    return models[0] if models else carry.get(PERSONAL_FLOATS_KEY)
+    return models[0] if models else client_state.get(PERSONAL_FLOATS_KEY)
 
 
 def _validate_encoding(compressor: Any, found: Any) -> tuple[Payload, Mapping[str, Tensor]]:

@@ -20,11 +20,15 @@ def make_free_rider_reply(
     task: Task,
     how: FreeRiders,
     n: int,
-    carry: Mapping[str, Tensor],
+    client_state: Mapping[str, Tensor],
 ) -> Reply:
     """A reply in the form that the task asks for, made of the models that the client was sent."""
     part = runner.get_part(task)
-    way = w - carry[PREVIOUS_MODEL_KEY] if PREVIOUS_MODEL_KEY in carry else torch.zeros_like(w)
+    way = (
+        w - client_state[PREVIOUS_MODEL_KEY]
+        if PREVIOUS_MODEL_KEY in client_state
+        else torch.zeros_like(w)
+    )
     rng = make_stream(task.seed, "free-rider", task.t, task.client)
     u = _fabricate_update(
         way, w, how, torch.from_numpy(rng.normal(size=len(w))).to(w.dtype), runner.layout.trainable
@@ -32,7 +36,7 @@ def make_free_rider_reply(
     coordinates = part.coordinates
     u = u if coordinates is None else u[coordinates]
     encoder = make_stream(task.seed, "encode", task.t, task.client)
-    payload, kept = task.compressor.encode(u, part.names, encoder, carry)
+    payload, kept = task.compressor.encode(u, part.names, encoder, client_state)
     sends = task.update.list_extra_sizes(runner.layout.trainable) if task.update is not None else {}
     extras = {name: torch.zeros(size) for name, size in sends.items()}
     return Reply(
@@ -41,7 +45,7 @@ def make_free_rider_reply(
         payload,
         n=n,
         extras=extras,
-        carry={**carry, **kept, PREVIOUS_MODEL_KEY: w.clone()},
+        client_state={**client_state, **kept, PREVIOUS_MODEL_KEY: w.clone()},
     )
 
 

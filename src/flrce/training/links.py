@@ -77,8 +77,10 @@ class Link:
     remembers within a round is its state, named tensors that `begin_round` makes.
     """
 
-    def begin_round(self, w: Tensor, local: ClientContext, carry: NamedTensors) -> NamedTensors:
-        """The state at the start of a round; `carry` is what the client kept."""
+    def begin_round(
+        self, w: Tensor, local: ClientContext, client_state: NamedTensors
+    ) -> NamedTensors:
+        """The state at the start of a round; `client_state` is what the client kept."""
         return {}
 
     def step(self, g: Tensor, w: Tensor, state: NamedTensors) -> tuple[Tensor, NamedTensors]:

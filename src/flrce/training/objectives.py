@@ -1,5 +1,5 @@
 """What a model is for: the loss of each sample, and the metrics it is judged by. The first metric
-is the headline.
+is the primary metric.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class Objective(Protocol):
 
 
 class MetricObjective:
-    """Judged by its `metrics`, each known by name or a metric itself; the first is the headline."""
+    """Judged by its `metrics`, each a name or a metric; the first is the primary one."""
 
     metrics: tuple[Any, ...]
     kind: ClassVar[str] = ""
@@ -42,7 +42,7 @@ class MetricObjective:
         object.__setattr__(self, "metrics", tuple(self.metrics))
         if not self.metrics:
             raise BadInput(
-                "objective.metrics is empty; name at least one, the first is the headline"
+                "objective.metrics is empty; name at least one, the first is the primary metric"
             )
         validate_metrics(resolve_metrics(self.metrics))
         for judge in resolve_metrics(self.metrics):

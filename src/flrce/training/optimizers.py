@@ -56,7 +56,9 @@ class ProximalTerm(Link):
     def supports_client_batches(self) -> bool:
         return self.squared
 
-    def begin_round(self, w: Tensor, local: ClientContext, carry: NamedTensors) -> NamedTensors:
+    def begin_round(
+        self, w: Tensor, local: ClientContext, client_state: NamedTensors
+    ) -> NamedTensors:
         state = {"start": w.clone()}
         if not self.squared:
             state["spans"] = torch.tensor(
@@ -82,7 +84,9 @@ class Momentum(Link):
     nesterov: bool = False
     supports_client_batches: ClassVar[bool] = True
 
-    def begin_round(self, w: Tensor, local: ClientContext, carry: NamedTensors) -> NamedTensors:
+    def begin_round(
+        self, w: Tensor, local: ClientContext, client_state: NamedTensors
+    ) -> NamedTensors:
         return {"b": torch.zeros_like(w)}
 
     def step(self, g: Tensor, w: Tensor, state: NamedTensors) -> tuple[Tensor, NamedTensors]:
@@ -102,8 +106,10 @@ class GradientShift(Link):
     name: Annotated[str, Field(min_length=1, max_length=60)] = "drift"
     supports_client_batches: ClassVar[bool] = True
 
-    def begin_round(self, w: Tensor, local: ClientContext, carry: NamedTensors) -> NamedTensors:
-        sent, kept = local.task.tensors.get(self.name), carry.get(self.name)
+    def begin_round(
+        self, w: Tensor, local: ClientContext, client_state: NamedTensors
+    ) -> NamedTensors:
+        sent, kept = local.task.tensors.get(self.name), client_state.get(self.name)
         shift = torch.zeros_like(w)
         shift = shift if sent is None else shift + sent
         return {"shift": shift if kept is None else shift - kept}
@@ -136,7 +142,9 @@ class Adam(Link):
     schedule: Schedule = field(default=ConstantRate(), metadata={"piece": "schedule"})
     supports_client_batches: ClassVar[bool] = True
 
-    def begin_round(self, w: Tensor, local: ClientContext, carry: NamedTensors) -> NamedTensors:
+    def begin_round(
+        self, w: Tensor, local: ClientContext, client_state: NamedTensors
+    ) -> NamedTensors:
         return {
             "m": torch.zeros_like(w),
             "v": torch.zeros_like(w),
@@ -182,9 +190,11 @@ class PersistentLink(Link):
     def supports_client_batches(self) -> bool:
         return self.inner.supports_client_batches
 
-    def begin_round(self, w: Tensor, local: ClientContext, carry: NamedTensors) -> NamedTensors:
-        fresh = self.inner.begin_round(w, local, carry)
-        return {name: carry.get(name, value) for name, value in fresh.items()}
+    def begin_round(
+        self, w: Tensor, local: ClientContext, client_state: NamedTensors
+    ) -> NamedTensors:
+        fresh = self.inner.begin_round(w, local, client_state)
+        return {name: client_state.get(name, value) for name, value in fresh.items()}
 
     def step(self, g: Tensor, w: Tensor, state: NamedTensors) -> tuple[Tensor, NamedTensors]:
         return self.inner.step(g, w, state)

@@ -45,7 +45,9 @@ class TrainingResult:
     w: Tensor  # (size,) the local vector after the last step, where the one was that it began with
     losses: Tensor  # (steps done,) mean loss of each batch before its step
     squares: Tensor  # (steps,) mean squared per-sample loss
-    carry: Mapping[str, Tensor] = field(default_factory=dict)  # what the links keep with the client
+    client_state: Mapping[str, Tensor] = field(
+        default_factory=dict
+    )  # what the links keep with the client
     extras: Mapping[str, Tensor] = field(default_factory=dict)  # what they send back
 
 
@@ -98,7 +100,7 @@ class TorchTrainer:
         sizes: IndexArray,
         update: UpdateChain,
         local: ClientContext,
-        carry: Mapping[str, Tensor] = {},
+        client_state: Mapping[str, Tensor] = {},
         augment: Sequence[Any] = (),
     ) -> TrainingResult:
         """Train from the local vector w (size,) on these batches.
@@ -113,10 +115,10 @@ class TorchTrainer:
         losses, squares = torch.zeros(2, len(sizes), device=self.w.device)
         done_steps = 0
         where = torch.from_numpy(order).to(x.device)
-        local, carry = self._move_context(local), self._to_own_device(carry)
+        local, client_state = self._move_context(local), self._to_own_device(client_state)
         task = local.task
         rng = torch.Generator().manual_seed(_derive_seed(task, "augment")) if augment else None
-        states = update.begin_round(weights, local, carry)
+        states = update.begin_round(weights, local, client_state)
         alone = next((link for link in update.links if link.estimates_gradient), None)
         two = scale_inputs(x[:2], scale, shift)
         with (

@@ -82,10 +82,10 @@ class UpdateChain:
         return UpdateChain((link, *self.links))
 
     def begin_round(
-        self, w: Tensor, local: ClientContext, carry: NamedTensors
+        self, w: Tensor, local: ClientContext, client_state: NamedTensors
     ) -> tuple[NamedTensors, ...]:
         return tuple(
-            link.begin_round(w, local, _select_link_state(carry, i))
+            link.begin_round(w, local, _select_link_state(client_state, i))
             for i, link in enumerate(self.links)
         )
 
@@ -175,8 +175,8 @@ class UpdateChain:
         kept: dict[str, Tensor] = {}
         sent: dict[str, Tensor] = {}
         for i, (link, state) in enumerate(zip(self.links, states, strict=True)):
-            carry, extras = link.end_round(w, state)
-            kept |= {f"{i}.{name}": value for name, value in carry.items()}
+            client_state, extras = link.end_round(w, state)
+            kept |= {f"{i}.{name}": value for name, value in client_state.items()}
             _refuse_second_sender(link, extras, sent)
             sent |= dict(extras)
         return kept, sent
@@ -195,11 +195,11 @@ def _refuse_second_sender(link: Any, names: Mapping[str, Any], sent: Mapping[str
             )
 
 
-def _select_link_state(carry: NamedTensors, i: int) -> dict[str, Tensor]:
+def _select_link_state(client_state: NamedTensors, i: int) -> dict[str, Tensor]:
     """What link i kept, without its number."""
     return {
         name.removeprefix(f"{i}."): value
-        for name, value in carry.items()
+        for name, value in client_state.items()
         if name.startswith(f"{i}.")
     }
 

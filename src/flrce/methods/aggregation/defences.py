@@ -40,7 +40,7 @@ class GeometricMedian(Aggregator):
     def check_recipe(self, recipe: Recipe) -> str:
         return _check_whole_updates(recipe, "geometric-median")
 
-    def __call__(self, w: Tensor, updates: Updates, memory: Any) -> Tensor:
+    def __call__(self, w: Tensor, updates: Updates, state: Any) -> Tensor:
         return _apply_rule_by_part(w, updates, lambda U, span: geometric_median(U, self.steps))
 
 
@@ -70,14 +70,14 @@ class CentredClip(Aggregator):
     def initial_state(self, M: int, d: int, D: int) -> CentredClipState:
         return CentredClipState(torch.zeros(D))
 
-    def observe(self, memory: CentredClipState, event: RoundEvent) -> CentredClipState:
+    def observe(self, state: CentredClipState, event: RoundEvent) -> CentredClipState:
         return CentredClipState(event.w_next - event.w)
 
-    def __call__(self, w: Tensor, updates: Updates, memory: CentredClipState) -> Tensor:
+    def __call__(self, w: Tensor, updates: Updates, state: CentredClipState) -> Tensor:
         return _apply_rule_by_part(
             w,
             updates,
-            lambda U, span: centred_clipping(U, memory.v[span].double(), self.tau, self.steps),
+            lambda U, span: centred_clipping(U, state.v[span].double(), self.tau, self.steps),
         )
 
 
@@ -106,14 +106,14 @@ class NearestNeighbourMixing(Aggregator):
             )
         return _check_whole_updates(recipe, "mixed")
 
-    def __call__(self, w: Tensor, updates: Updates, memory: Any) -> Tensor:
+    def __call__(self, w: Tensor, updates: Updates, state: Any) -> Tensor:
         d, U = updates.trainable, updates.U
         parts = [
             mix_nearest_neighbours(part, self.attackers) if part.shape[1] else part
             for part in (U[:, :d], U[:, d:])
         ]
         alike = replace(updates, U=torch.cat(parts, 1).to(U.dtype), n=torch.ones_like(updates.n))
-        return self.inner(w, alike, memory)
+        return self.inner(w, alike, state)
 
 
 @dataclass(frozen=True)
@@ -145,11 +145,11 @@ class Bucketing(Aggregator):
     def initial_state(self, M: int, d: int, D: int) -> BucketingState:
         return BucketingState()
 
-    def observe(self, memory: BucketingState, event: RoundEvent) -> BucketingState:
-        return BucketingState(memory.t + 1)
+    def observe(self, state: BucketingState, event: RoundEvent) -> BucketingState:
+        return BucketingState(state.t + 1)
 
-    def __call__(self, w: Tensor, updates: Updates, memory: BucketingState) -> Tensor:
-        order = make_stream(self.seed, "buckets", memory.t).permutation(len(updates))
+    def __call__(self, w: Tensor, updates: Updates, state: BucketingState) -> Tensor:
+        order = make_stream(self.seed, "buckets", state.t).permutation(len(updates))
         parts = torch.from_numpy(order).split(self.size)
         means = torch.stack([updates.U[part].double().mean(0) for part in parts]).to(
             updates.U.dtype

@@ -71,7 +71,7 @@ class FedNovaMean(Aggregator):
             )
         return ""
 
-    def __call__(self, w: Tensor, updates: Updates, memory: Any) -> Tensor:
+    def __call__(self, w: Tensor, updates: Updates, state: Any) -> Tensor:
         a = self.effective_steps(updates)
         p = updates.n / updates.n.sum()
         # `add_weighted_mean` divides by its weights' sum: the rate puts it back

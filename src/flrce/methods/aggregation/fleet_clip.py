@@ -86,17 +86,17 @@ class FleetClip(Aggregator):
         V = torch.zeros(M, min(self.sketch or d, d))
         return FleetClipState(V, torch.zeros(M), far, torch.full((M,), NEVER_SEEN))
 
-    def __call__(self, w: Tensor, updates: Updates, memory: FleetClipState) -> Tensor:
-        _, trust = self.score_replies(updates, memory)
+    def __call__(self, w: Tensor, updates: Updates, state: FleetClipState) -> Tensor:
+        _, trust = self.score_replies(updates, state)
         if not bool((trust > 0).any()):
             return w
-        trust = share_weight(self._compute_directions(updates, memory), trust, self.crowding)
-        rows = self._find_recent_clients(memory, updates.k)
+        trust = share_weight(self._compute_directions(updates, state), trust, self.crowding)
+        rows = self._find_recent_clients(state, updates.k)
         step = torch.zeros(len(w), dtype=torch.float64)
         for part, span in enumerate(_split_statistics(updates, len(w))):
             U, start = updates.U[:, span].double(), step[span]
             held = None if updates.covered is None else updates.covered[:, span]
-            far = torch.cat([memory.far[rows, part], _row_norms(_subtract_center(U, start, held))])
+            far = torch.cat([state.far[rows, part], _row_norms(_subtract_center(U, start, held))])
             if len(start):
                 step[span] = trusted_centred_clipping(
                     U, start, trust, held, float(far.median()), self.steps
@@ -104,25 +104,25 @@ class FleetClip(Aggregator):
         moved = (w.double() + step).to(w.dtype)
         return moved if updates.covered is None else torch.where(updates.covered.any(0), moved, w)
 
-    def score_replies(self, updates: Updates, memory: FleetClipState) -> tuple[Tensor, Tensor]:
+    def score_replies(self, updates: Updates, state: FleetClipState) -> tuple[Tensor, Tensor]:
         """(P,) each reply's median cosine with the others, and (P,) from 0 to 1 how far it is
         believed.
         """
         v, rows = (
-            self._compute_directions(updates, memory),
-            self._find_recent_clients(memory, updates.k),
+            self._compute_directions(updates, state),
+            self._find_recent_clients(state, updates.k),
         )
-        cosines = torch.cat([v @ v.T, v @ memory.V[rows].T], 1)  # (P, P + witnesses)
+        cosines = torch.cat([v @ v.T, v @ state.V[rows].T], 1)  # (P, P + witnesses)
         cosines.fill_diagonal_(torch.nan)
         score = cosines.nanmedian(1)[0].nan_to_num(0.0)  # alone in the first round: no opinion
-        everyone = torch.cat([score, memory.score[rows]])
+        everyone = torch.cat([score, state.score[rows]])
         usual = float(everyone.median())
         if len(everyone) < MIN_CLIENTS_FOR_TRUST or usual <= 0:
             return score, torch.ones(len(v), dtype=torch.float64)
         return score, (score.double() / (self.level * usual)).clamp(0, 1)
 
-    def observe(self, memory: FleetClipState, event: RoundEvent) -> FleetClipState:
-        m, updates = memory, event.updates
+    def observe(self, state: FleetClipState, event: RoundEvent) -> FleetClipState:
+        m, updates = state, event.updates
         m.score[updates.k] = self.score_replies(updates, m)[0]
         for part, span in enumerate(_split_statistics(updates, len(event.w))):
             held = None if updates.covered is None else updates.covered[:, span]

@@ -35,7 +35,7 @@ class LoRAProductMean(Aggregator):
     cap: NonNegativeFloat = 0.0
     needs_adapters: ClassVar[bool] = True
 
-    def __call__(self, w: Tensor, updates: Updates, memory: Any) -> Tensor:
+    def __call__(self, w: Tensor, updates: Updates, state: Any) -> Tensor:
         n = compute_reply_weights(updates.n, self.by, self.cap)
         made = add_weighted_mean(w, updates, n)
         if not updates.shapes:

@@ -41,7 +41,7 @@ class WeightedMean(Aggregator):
     blockwise: ClassVar[bool] = True
     device_agnostic: ClassVar[bool] = True
 
-    def __call__(self, w: Tensor, updates: Updates, memory: Any) -> Tensor:
+    def __call__(self, w: Tensor, updates: Updates, state: Any) -> Tensor:
         n = compute_reply_weights(updates.n, self.by, self.cap)
         return add_weighted_mean(
             w, replace(updates, covered=None) if self.fill else updates, n, self.rate

@@ -89,29 +89,29 @@ class PrivateMean(Aggregator):
     def initial_state(self, M: int, d: int, D: int) -> PrivateMeanState:
         return PrivateMeanState(self.clip, torch.zeros(len(ORDERS), dtype=torch.float64))
 
-    def __call__(self, w: Tensor, updates: Updates, memory: PrivateMeanState) -> Tensor:
+    def __call__(self, w: Tensor, updates: Updates, state: PrivateMeanState) -> Tensor:
         expected = count_expected_replies(updates)
         if not expected:
             return w  # nobody could be asked, which everybody knows
         total = torch.zeros(len(w), dtype=torch.float64)
         for row in updates.U:  # in the order of clients, so no arrival order shows
             wide = row.double()
-            total.add_(wide, alpha=min(1.0, memory.clip / max(float(wide.norm()), 1e-300)))
-        deviation = self.compute_update_noise(expected) * memory.clip
+            total.add_(wide, alpha=min(1.0, state.clip / max(float(wide.norm()), 1e-300)))
+        deviation = self.compute_update_noise(expected) * state.clip
         if deviation:
             noise = updates.make_rng("private-mean").standard_normal(len(w))
             total.add_(torch.from_numpy(noise), alpha=deviation)
         return (w.double() + total / expected).to(w.dtype)
 
-    def observe(self, memory: PrivateMeanState, event: RoundEvent) -> PrivateMeanState:
+    def observe(self, state: PrivateMeanState, event: RoundEvent) -> PrivateMeanState:
         expected = count_expected_replies(event.updates)
         if not expected:
-            return memory
-        rdp = memory.rdp
+            return state
+        rdp = state.rdp
         if self.noise:
             rate = get_accounted_rate(event.updates)
             rdp = rdp + torch.tensor(compute_round_rdp(rate, self.noise), dtype=torch.float64)
-        return PrivateMeanState(self._adapt_clip(memory.clip, event, expected), rdp)
+        return PrivateMeanState(self._adapt_clip(state.clip, event, expected), rdp)
 
     def _adapt_clip(self, clip: float, event: RoundEvent, expected: float) -> float:
         """The next clipping length; the count of short updates is centred, so it has sensitivity
@@ -140,15 +140,15 @@ class PrivateMean(Aggregator):
         spent = 1 / (2 * self.compute_count_noise(expected)) ** 2
         return float((self.noise**-2 - spent) ** -0.5)
 
-    def report_figures(self, memory: PrivateMeanState, event: RoundEvent) -> Mapping[str, float]:
+    def report_figures(self, state: PrivateMeanState, event: RoundEvent) -> Mapping[str, float]:
         """The clipping length of the next round; epsilon so far, and after one more such round."""
-        figures = {"clip": memory.clip}
+        figures = {"clip": state.clip}
         if not self.noise:
             return figures
         rate = get_accounted_rate(event.updates)
-        more = memory.rdp + torch.tensor(compute_round_rdp(rate, self.noise), dtype=torch.float64)
+        more = state.rdp + torch.tensor(compute_round_rdp(rate, self.noise), dtype=torch.float64)
         return {
-            "epsilon": compute_epsilon(memory.rdp.tolist(), self.delta),
+            "epsilon": compute_epsilon(state.rdp.tolist(), self.delta),
             "epsilon_next": compute_epsilon(more.tolist(), self.delta),
             **figures,
         }

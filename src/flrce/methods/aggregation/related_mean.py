@@ -82,41 +82,41 @@ class RelatedMean(Aggregator):
             torch.zeros(M, size), torch.zeros(M, size), torch.full((M,), NEVER_SEEN), torch.zeros(M)
         )
 
-    def __call__(self, w: Tensor, updates: Updates, memory: RelatedMeanState) -> Tensor:
-        trust = self.compute_trust(w, updates, memory)
+    def __call__(self, w: Tensor, updates: Updates, state: RelatedMeanState) -> Tensor:
+        trust = self.compute_trust(w, updates, state)
         return add_weighted_mean(
             w, updates, compute_reply_weights(updates.n, self.by, self.cap) * trust
         )
 
-    def compute_trust(self, w: Tensor, updates: Updates, memory: RelatedMeanState) -> Tensor:
+    def compute_trust(self, w: Tensor, updates: Updates, state: RelatedMeanState) -> Tensor:
         """(P,) from 0 to 1: how much of its weight each reply keeps; 1 for all where nobody would
         count.
         """
         return self._compute_trust_from_sketches(
-            *self._sketch_updates(w, updates, memory), updates.k, memory
+            *self._sketch_updates(w, updates, state), updates.k, state
         )
 
     def _compute_trust_from_sketches(
-        self, v: Tensor, start: Tensor, length: Tensor, k: Tensor, memory: RelatedMeanState
+        self, v: Tensor, start: Tensor, length: Tensor, k: Tensor, state: RelatedMeanState
     ) -> Tensor:
-        kin = self._compute_running_kin(v, k, memory)
-        heard = memory.R > NEVER_SEEN
+        kin = self._compute_running_kin(v, k, state)
+        heard = state.R > NEVER_SEEN
         heard[k] = True
-        everyone = memory.kin.clone()
+        everyone = state.kin.clone()
         everyone[k] = kin
         usual = float(everyone[heard].median())
         trust = torch.ones(len(kin), dtype=torch.float64)
         if int(heard.sum()) > MIN_CLIENTS_PER_KIN * self.kin and usual > 0:
             trust = (kin.double() / (self.level * usual)).clamp(0, 1) ** self.power
-        before = memory.R[k] > NEVER_SEEN
+        before = state.R[k] > NEVER_SEEN
         copied = before & (
-            torch.nn.functional.cosine_similarity(v, start - memory.W[k], dim=1) >= self.copies
+            torch.nn.functional.cosine_similarity(v, start - state.W[k], dim=1) >= self.copies
         )
         trust = trust.where(~copied & (length > MIN_RELATIVE_NORM * length.median()), 0.0)
         return trust if bool((trust > 0).any()) else torch.ones_like(trust)
 
-    def observe(self, memory: RelatedMeanState, event: RoundEvent) -> RelatedMeanState:
-        m, k = memory, event.updates.k
+    def observe(self, state: RelatedMeanState, event: RoundEvent) -> RelatedMeanState:
+        m, k = state, event.updates.k
         sent = event.updates.sent
         v, start, length = self._sketch_updates(event.w if sent is None else sent, event.updates, m)
         left = tuple(
@@ -127,8 +127,8 @@ class RelatedMean(Aggregator):
         m.V[k], m.W[k], m.R[k] = v, start.expand(len(k), -1), event.t
         return replace(m, left=left)
 
-    def downweights(self, memory: RelatedMeanState) -> tuple[float, ...]:
-        return memory.left
+    def downweights(self, state: RelatedMeanState) -> tuple[float, ...]:
+        return state.left
 
     def _compute_running_kin(self, v: Tensor, k: Tensor, m: RelatedMeanState) -> Tensor:
         """(P,) the running means with this round's updates in them."""

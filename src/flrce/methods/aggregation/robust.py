@@ -41,7 +41,7 @@ class TrimmedMean(Aggregator):
         if not 0 <= self.share < 0.5:
             raise ValueError(f"share must be at least 0 and below 0.5, got {self.share}")
 
-    def __call__(self, w: Tensor, updates: Updates, memory: Any) -> Tensor:
+    def __call__(self, w: Tensor, updates: Updates, state: Any) -> Tensor:
         return add_trimmed_mean(w, updates, self.share)
 
 
@@ -52,7 +52,7 @@ class CoordinateMedian(Aggregator):
     blockwise: ClassVar[bool] = True
     device_agnostic: ClassVar[bool] = True
 
-    def __call__(self, w: Tensor, updates: Updates, memory: Any) -> Tensor:
+    def __call__(self, w: Tensor, updates: Updates, state: Any) -> Tensor:
         return add_trimmed_mean(w, updates, 0.5)
 
 
@@ -92,7 +92,7 @@ class Krum(Aggregator):
             )
         return ""
 
-    def __call__(self, w: Tensor, updates: Updates, memory: Any) -> Tensor:
+    def __call__(self, w: Tensor, updates: Updates, state: Any) -> Tensor:
         if updates.covered is not None:
             raise BadInput(
                 "krum compares whole updates; give every client the whole model, or aggregate by"
@@ -130,7 +130,7 @@ class ClippedMean(Aggregator):
         if self.by not in ("samples", "equal"):
             raise ValueError(f'by must be "samples" or "equal", got {self.by!r}')
 
-    def __call__(self, w: Tensor, updates: Updates, memory: Any) -> Tensor:
+    def __call__(self, w: Tensor, updates: Updates, state: Any) -> Tensor:
         n = compute_reply_weights(updates.n, self.by, self.cap)
         made, d = allocate_like(w), updates.trainable
         for some, norm in ((slice(0, d), self.norm), (slice(d, len(w)), "median")):

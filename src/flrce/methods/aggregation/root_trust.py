@@ -41,7 +41,7 @@ class FLTrust(Aggregator):
             )
         return ""
 
-    def __call__(self, w: Tensor, updates: Updates, memory: object) -> Tensor:
+    def __call__(self, w: Tensor, updates: Updates, state: object) -> Tensor:
         found = (updates.k == self.root).nonzero().flatten().tolist()
         if not found or len(updates) < 2:
             return w

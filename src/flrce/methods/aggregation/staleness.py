@@ -24,7 +24,7 @@ class StalenessDiscountedMean(Aggregator):
 
     exponent: Annotated[float, Ge(0), Le(100)] = 0.5
 
-    def __call__(self, w: Tensor, updates: Updates, memory: Any) -> Tensor:
+    def __call__(self, w: Tensor, updates: Updates, state: Any) -> Tensor:
         each = (1 + get_update_ages(updates)) ** -self.exponent
         return add_weighted_mean(w, updates, each, float(each.mean()))
 
@@ -56,7 +56,7 @@ class FedAsyncMixing(Aggregator):
     def initial_state(self, M: int, d: int, D: int) -> FedAsyncState:
         return FedAsyncState()
 
-    def observe(self, memory: FedAsyncState, event: RoundEvent) -> FedAsyncState:
+    def observe(self, state: FedAsyncState, event: RoundEvent) -> FedAsyncState:
         return FedAsyncState(event.t)
 
     def check_recipe(self, recipe: Any) -> str:
@@ -69,10 +69,10 @@ class FedAsyncMixing(Aggregator):
             return 'FedAsync mixes one reply at a time; set pace = {piece = "buffered", size = 1}'
         return ""
 
-    def __call__(self, w: Tensor, updates: Updates, memory: Any) -> Tensor:
+    def __call__(self, w: Tensor, updates: Updates, state: Any) -> Tensor:
         found = w.double()
         alpha = self.alpha * (
-            self.decay if memory is not None and memory.rounds + 1 >= self.after else 1.0
+            self.decay if state is not None and state.rounds + 1 >= self.after else 1.0
         )
         for row, age in enumerate(get_update_ages(updates).tolist()):
             start = w if updates.base is None else updates.base[row]

@@ -29,8 +29,8 @@ class CombinedTraining(LocalTrainer):
             if not isinstance(trainer, LocalTrainer):
                 raise BadInput(f"trainers: {type(trainer).__name__} must subclass LocalTrainer")
 
-    def assign(self, tasks: list[Task], memory: Any, view: RoundView) -> list[Task]:
-        for trainer, state in zip(self.trainers, self._get_states(memory), strict=True):
+    def assign(self, tasks: list[Task], piece_state: Any, view: RoundView) -> list[Task]:
+        for trainer, state in zip(self.trainers, self._get_states(piece_state), strict=True):
             before = {task.k: task.tensors for task in tasks}
             tasks = trainer.assign(tasks, state, view)
             for task in tasks:
@@ -46,27 +46,27 @@ class CombinedTraining(LocalTrainer):
                     )
         return tasks
 
-    def _get_states(self, memory: Any) -> Sequence[Any]:
-        return (None,) * len(self.trainers) if memory is None else memory
+    def _get_states(self, state: Any) -> Sequence[Any]:
+        return (None,) * len(self.trainers) if state is None else state
 
     def initial_state(self, M: int, d: int, D: int) -> tuple[Any, ...]:
         return tuple(trainer.initial_state(M, d, D) for trainer in self.trainers)
 
-    def observe(self, memory: Any, event: RoundEvent) -> tuple[Any, ...]:
-        states = zip(self.trainers, self._get_states(memory), strict=True)
+    def observe(self, piece_state: Any, event: RoundEvent) -> tuple[Any, ...]:
+        states = zip(self.trainers, self._get_states(piece_state), strict=True)
         return tuple(
             trainer.observe(state, event) if trainer.has_state else state
             for trainer, state in states
         )
 
-    def report_figures(self, memory: Any, event: RoundEvent) -> Mapping[str, float]:
-        states = zip(self.trainers, self._get_states(memory), strict=True)
+    def report_figures(self, piece_state: Any, event: RoundEvent) -> Mapping[str, float]:
+        states = zip(self.trainers, self._get_states(piece_state), strict=True)
         return _merge(*(trainer.report_figures(state, event) for trainer, state in states))
 
     def report_client_figures(
-        self, memory: Any, event: RoundEvent
+        self, piece_state: Any, event: RoundEvent
     ) -> Mapping[str, Mapping[int, float]]:
-        states = zip(self.trainers, self._get_states(memory), strict=True)
+        states = zip(self.trainers, self._get_states(piece_state), strict=True)
         return _merge(*(trainer.report_client_figures(state, event) for trainer, state in states))
 
     def check_recipe(self, recipe: Recipe) -> str:

@@ -67,25 +67,23 @@ class CorrectedTraining(LocalTrainer):
     def initial_state(self, M: int, d: int, D: int) -> CorrectionState:
         return CorrectionState(torch.zeros(M, dtype=torch.long))
 
-    def assign(self, tasks: list[Task], memory: CorrectionState, view: RoundView) -> list[Task]:
+    def assign(self, tasks: list[Task], state: CorrectionState, view: RoundView) -> list[Task]:
         return [
-            replace(
-                task, tensors={**task.tensors, **self._build_correction_tensors(task.k, memory)}
-            )
+            replace(task, tensors={**task.tensors, **self._build_correction_tensors(task.k, state)})
             for task in tasks
         ]
 
-    def observe(self, memory: CorrectionState, event: RoundEvent) -> CorrectionState:
+    def observe(self, state: CorrectionState, event: RoundEvent) -> CorrectionState:
         updates = event.updates
-        last = memory.last.clone()
+        last = state.last.clone()
         last[updates.k] = event.t
         mean = (event.w - event.w_next)[: updates.trainable] / (self.rate * self.lr)
         used = set(last.tolist())
         return CorrectionState(
-            last, {t: q for t, q in {**memory.means, event.t: mean}.items() if t in used}
+            last, {t: q for t, q in {**state.means, event.t: mean}.items() if t in used}
         )
 
-    def _build_correction_tensors(self, k: int, memory: CorrectionState) -> dict[str, Tensor]:
-        t = int(memory.last[k]) if k < len(memory.last) else 0
+    def _build_correction_tensors(self, k: int, state: CorrectionState) -> dict[str, Tensor]:
+        t = int(state.last[k]) if k < len(state.last) else 0
         told = {ROUND: torch.tensor([t])}
-        return {**told, MEAN: memory.means[t]} if t else told
+        return {**told, MEAN: state.means[t]} if t else told

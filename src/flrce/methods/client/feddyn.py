@@ -37,8 +37,8 @@ class DynamicRegularizer(Link):
     alpha: PositiveFloat = 0.1
     supports_client_batches: ClassVar[bool] = True
 
-    def begin_round(self, w: Tensor, local: ClientContext, carry: Tensors) -> Tensors:
-        way = resolve_client_vector(UPDATE_SUM_KEY, local.task, carry, w)
+    def begin_round(self, w: Tensor, local: ClientContext, client_state: Tensors) -> Tensors:
+        way = resolve_client_vector(UPDATE_SUM_KEY, local.task, client_state, w)
         return {"way": way, "start": w.clone(), "t": torch.tensor([local.task.t])}
 
     def step(self, g: Tensor, w: Tensor, state: Tensors) -> tuple[Tensor, Tensors]:
@@ -71,8 +71,8 @@ class DynamicTraining(LocalTrainer):
     def initial_state(self, M: int, d: int, D: int) -> CountedRoundsState:
         return CountedRoundsState(torch.zeros(M, dtype=torch.long))
 
-    def assign(self, tasks: list[Task], memory: CountedRoundsState, view: RoundView) -> list[Task]:
-        return [add_counted_round(task, memory.last) for task in tasks]
+    def assign(self, tasks: list[Task], state: CountedRoundsState, view: RoundView) -> list[Task]:
+        return [add_counted_round(task, state.last) for task in tasks]
 
-    def observe(self, memory: CountedRoundsState, event: RoundEvent) -> CountedRoundsState:
-        return CountedRoundsState(update_counted_rounds(memory.last, event))
+    def observe(self, state: CountedRoundsState, event: RoundEvent) -> CountedRoundsState:
+        return CountedRoundsState(update_counted_rounds(state.last, event))

@@ -34,7 +34,7 @@ class FiniteDifferences(Link):
     eps: PositiveFloat = 1e-3
     count: PositiveInt = 1
 
-    def begin_round(self, w: Tensor, local: ClientContext, carry: Tensors) -> Tensors:
+    def begin_round(self, w: Tensor, local: ClientContext, client_state: Tensors) -> Tensors:
         task = local.task
         rng, d = make_stream(task.seed, "probe", task.t, task.client), w.shape[-1]
         drawn = np.stack([rng.permutation(d)[: self.count] for _ in range(max(local.steps, 1))])
@@ -88,5 +88,5 @@ class ZerothOrderTraining(LocalTrainer):
     def links(self) -> tuple[FiniteDifferences, ...]:
         return (FiniteDifferences(self.eps, self.count),)
 
-    def assign(self, tasks: list[Task], memory: None, view: RoundView) -> list[Task]:
+    def assign(self, tasks: list[Task], state: None, view: RoundView) -> list[Task]:
         return tasks

@@ -27,13 +27,13 @@ class GradientCorrection(Link):
 
     supports_client_batches: ClassVar[bool] = True
 
-    def begin_round(self, w: Tensor, local: ClientContext, carry: Tensors) -> Tensors:
+    def begin_round(self, w: Tensor, local: ClientContext, client_state: Tensors) -> Tensors:
         told, task = torch.tensor([local.task.t]), local.task
         length = torch.tensor(
             [task.update.lr * local.steps, float(local.steps)], dtype=torch.float64
         )
         return {
-            DELTA: resolve_gradient_correction(task, carry, len(w)).to(w),
+            DELTA: resolve_gradient_correction(task, client_state, len(w)).to(w),
             "start": w.clone(),
             ROUND: told,
             "length": length,
@@ -53,13 +53,17 @@ class GradientCorrection(Link):
         }, {}
 
 
-def resolve_gradient_correction(task: Task, carry: Tensors, size: int) -> Tensor:
+def resolve_gradient_correction(task: Task, client_state: Tensors, size: int) -> Tensor:
     """delta_k (size,) as of this round.
 
     The mean of a round in which the client's reply did not count never comes; what it kept of that
     round lapses.
     """
-    delta = carry.get(DELTA, torch.zeros(size))
-    if MEAN in task.tensors and ROUND in carry and torch.equal(carry[ROUND], task.tensors[ROUND]):
-        delta = delta + carry[OWN] - task.tensors[MEAN] / float(carry[STEPS])
+    delta = client_state.get(DELTA, torch.zeros(size))
+    if (
+        MEAN in task.tensors
+        and ROUND in client_state
+        and torch.equal(client_state[ROUND], task.tensors[ROUND])
+    ):
+        delta = delta + client_state[OWN] - task.tensors[MEAN] / float(client_state[STEPS])
     return delta

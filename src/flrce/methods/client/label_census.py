@@ -24,7 +24,9 @@ class LabelCensus(Link):
 
     classes: PositiveInt = 10
 
-    def begin_round(self, w: Tensor, local: ClientContext, carry: NamedTensors) -> NamedTensors:
+    def begin_round(
+        self, w: Tensor, local: ClientContext, client_state: NamedTensors
+    ) -> NamedTensors:
         return {LABEL_SHARES_KEY: torch.zeros(self.classes)}
 
     def probe(
@@ -63,5 +65,5 @@ class LabelReportingTraining(LocalTrainer):
     def links(self) -> Sequence[LabelCensus]:
         return (LabelCensus(self.classes),)
 
-    def assign(self, tasks: list[Task], memory: Any, view: RoundView) -> list[Task]:
+    def assign(self, tasks: list[Task], state: Any, view: RoundView) -> list[Task]:
         return tasks

@@ -40,9 +40,9 @@ class ContrastiveTerm(Link):
             else ""
         )
 
-    def begin_round(self, w: Tensor, local: ClientContext, carry: Tensors) -> Tensors:
+    def begin_round(self, w: Tensor, local: ClientContext, client_state: Tensors) -> Tensors:
         assert local.whole is not None
-        return {"start": local.whole.clone(), "now": local.whole, **carry}
+        return {"start": local.whole.clone(), "now": local.whole, **client_state}
 
     def loss_term(self, batch: Batch, state: Tensors) -> Tensor:
         z = batch.features.flatten(1)

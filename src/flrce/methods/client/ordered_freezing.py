@@ -49,17 +49,17 @@ class OrderedFreezing(LocalTrainer):
     def initial_state(self, M: int, d: int, D: int) -> DeviceSpeedState:
         return DeviceSpeedState(torch.zeros(M, dtype=torch.float64))
 
-    def observe(self, memory: DeviceSpeedState, event: RoundEvent) -> DeviceSpeedState:
-        speed = memory.speed.clone()
+    def observe(self, state: DeviceSpeedState, event: RoundEvent) -> DeviceSpeedState:
+        speed = state.speed.clone()
         for k, spent in zip(event.updates.k.tolist(), event.updates.spent, strict=False):
             speed[k] = compute_speed(spent) or speed[k]
         return DeviceSpeedState(speed)
 
-    def assign(self, tasks: list[Task], memory: DeviceSpeedState, view: RoundView) -> list[Task]:
+    def assign(self, tasks: list[Task], state: DeviceSpeedState, view: RoundView) -> list[Task]:
         if view.blocks < 2:
             return tasks
         here = {task.k: compute_speed(view.estimate(task)) for task in tasks}
-        speeds = dict(enumerate(memory.speed.tolist())) | {k: v for k, v in here.items() if v}
+        speeds = dict(enumerate(state.speed.tolist())) | {k: v for k, v in here.items() if v}
         fleet = sorted((v for v in speeds.values() if v), reverse=True)
         return [self._freeze(task, here[task.k], fleet, view.blocks) for task in tasks]
 

@@ -38,7 +38,7 @@ class FedRepPhases(Link):
             )
         return ""
 
-    def begin_round(self, w: Tensor, local: ClientContext, carry: Tensors) -> Tensors:
+    def begin_round(self, w: Tensor, local: ClientContext, client_state: Tensors) -> Tensors:
         kept = torch.arange(len(w), device=w.device) < local.layout.personal_layout.trainable
         epoch = local.steps // local.task.work.epochs
         return {
@@ -70,9 +70,9 @@ class DittoModel(Link):
     def check_recipe(self, recipe: Any) -> str:
         return _check_whole_models("Ditto", recipe)
 
-    def begin_round(self, w: Tensor, local: ClientContext, carry: Tensors) -> Tensors:
+    def begin_round(self, w: Tensor, local: ClientContext, client_state: Tensors) -> Tensors:
         assert local.whole is not None
-        return {"v": carry.get("v", w).clone(), "came": w.clone(), "now": local.whole}
+        return {"v": client_state.get("v", w).clone(), "came": w.clone(), "now": local.whole}
 
     def probe(self, g: Tensor, w: Tensor, state: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
         v = state["v"]
@@ -103,13 +103,13 @@ class APFLMixture(Link):
     def check_recipe(self, recipe: Any) -> str:
         return _check_whole_models("APFL", recipe)
 
-    def begin_round(self, w: Tensor, local: ClientContext, carry: Tensors) -> Tensors:
+    def begin_round(self, w: Tensor, local: ClientContext, client_state: Tensors) -> Tensors:
         assert local.whole is not None
         alpha = torch.tensor([self.alpha], dtype=torch.float64)
         first = torch.tensor(True)
         return {
-            "v": carry.get("v", w).clone(),
-            "alpha": carry.get("alpha", alpha),
+            "v": client_state.get("v", w).clone(),
+            "alpha": client_state.get("alpha", alpha),
             "first": first,
             "now": local.whole,
         }

@@ -85,16 +85,16 @@ class ProgressEpochs(LocalTrainer):
     def initial_state(self, M: int, d: int, D: int) -> Any:
         return self.inner.initial_state(M, d, D)
 
-    def observe(self, memory: Any, event: RoundEvent) -> Any:
-        return self.inner.observe(memory, event)
+    def observe(self, state: Any, event: RoundEvent) -> Any:
+        return self.inner.observe(state, event)
 
-    def assign(self, tasks: list[Task], memory: Any, view: RoundView) -> list[Task]:
+    def assign(self, tasks: list[Task], state: Any, view: RoundView) -> list[Task]:
         counts = {
             epochs: self.count_epochs(epochs, view.history)
             for epochs in {task.work.epochs for task in tasks}
         }
         changed = [with_epochs(task, counts[task.work.epochs]) for task in tasks]
-        return self.inner.assign(changed, memory, view)
+        return self.inner.assign(changed, state, view)
 
     def count_epochs(self, planned: int, history: Sequence[RoundRecord]) -> int:
         """Epochs of the round after these, where the recipe plans so many."""

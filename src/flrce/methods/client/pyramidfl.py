@@ -62,17 +62,17 @@ class PyramidTraining(LocalTrainer):
     def initial_state(self, M: int, d: int, D: int) -> PyramidState:
         return PyramidState(torch.full((M,), -1.0, dtype=torch.float64))
 
-    def observe(self, memory: PyramidState, event: RoundEvent) -> PyramidState:
-        utility = memory.utility.clone()
+    def observe(self, state: PyramidState, event: RoundEvent) -> PyramidState:
+        utility = state.utility.clone()
         norms = torch.linalg.vector_norm(event.updates.u, dim=1, dtype=torch.float64)
         utility[event.updates.k] = norms * event.updates.n
         return PyramidState(utility)
 
-    def assign(self, tasks: list[Task], memory: PyramidState, view: RoundView) -> list[Task]:
+    def assign(self, tasks: list[Task], state: PyramidState, view: RoundView) -> list[Task]:
         # of whole uploads
         costs = {task.k: view.estimate(with_compressor_rate(task, 0.0)) for task in tasks}
         running = sorted(costs, key=lambda k: (costs[k].seconds, k))[: view.P]
-        known = memory.utility
+        known = state.utility
         matters = {k: float(known[k]) if known[k] >= 0 else float(view.n[k]) for k in running}
         ranks = {k: r for r, k in enumerate(sorted(running, key=lambda k: (-matters[k], k)))}
         rates = {
@@ -120,7 +120,7 @@ class FewerEpochs(LocalTrainer):
         if not 0 <= self.percentile <= 100:
             raise ValueError(f"percentile must be from 0 to 100, got {self.percentile}")
 
-    def assign(self, tasks: list[Task], memory: object, view: RoundView) -> list[Task]:
+    def assign(self, tasks: list[Task], state: object, view: RoundView) -> list[Task]:
         estimates = [view.estimate(view.draft(k)).seconds for k in view.pool]
         seconds = sorted(one for one in estimates if one > 0)  # 0: not known
         preferred = (

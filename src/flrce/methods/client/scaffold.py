@@ -42,9 +42,9 @@ class ControlVariate(Link):
     def supports_client_batches(self) -> bool:
         return self.option == "II"
 
-    def begin_round(self, w: Tensor, local: ClientContext, carry: Tensors) -> Tensors:
+    def begin_round(self, w: Tensor, local: ClientContext, client_state: Tensors) -> Tensors:
         task = local.task
-        own = resolve_client_vector(C, task, carry, w)
+        own = resolve_client_vector(C, task, client_state, w)
         c = task.tensors[C].to(w) if C in task.tensors else torch.zeros_like(w)
         state = {"c": c, "own": own, "start": w.clone(), "t": torch.tensor([task.t])}
         if self.option == "II":
@@ -126,9 +126,9 @@ class ScaffoldTraining(LocalTrainer):
     def initial_state(self, M: int, d: int, D: int) -> ScaffoldState:
         return ScaffoldState(torch.zeros(d), torch.zeros(M, dtype=torch.long))
 
-    def assign(self, tasks: list[Task], memory: ScaffoldState, view: RoundView) -> list[Task]:
-        c = memory.total / len(memory.last)
-        tasks = [add_counted_round(task, memory.last, **{C: c}) for task in tasks]
+    def assign(self, tasks: list[Task], state: ScaffoldState, view: RoundView) -> list[Task]:
+        c = state.total / len(state.last)
+        tasks = [add_counted_round(task, state.last, **{C: c}) for task in tasks]
         if self.option == "I":
             tasks = [
                 replace(task, work=replace(task.work, epochs=task.work.epochs + 1))
@@ -136,7 +136,7 @@ class ScaffoldTraining(LocalTrainer):
             ]
         return tasks
 
-    def observe(self, memory: ScaffoldState, event: RoundEvent) -> ScaffoldState:
+    def observe(self, state: ScaffoldState, event: RoundEvent) -> ScaffoldState:
         updates = event.updates
-        total = (memory.total.double() + updates.extras[DELTA].double().sum(0)).float()
-        return ScaffoldState(total, update_counted_rounds(memory.last, event))
+        total = (state.total.double() + updates.extras[DELTA].double().sum(0)).float()
+        return ScaffoldState(total, update_counted_rounds(state.last, event))

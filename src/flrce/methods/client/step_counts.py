@@ -41,11 +41,15 @@ def update_counted_rounds(last: Tensor, event: RoundEvent) -> Tensor:
     return after
 
 
-def resolve_client_vector(name: str, task: Task, carry: Tensors, w: Tensor) -> Tensor:
+def resolve_client_vector(name: str, task: Task, client_state: Tensors, w: Tensor) -> Tensor:
     """The client's vector as of its last round that counted; 0 before there was one."""
     now = task.tensors.get(ROUND)
-    counted = now is not None and ROUND in carry and torch.equal(carry[ROUND].cpu(), now.cpu())
-    found = carry.get(name + AFTER if counted else name)
+    counted = (
+        now is not None
+        and ROUND in client_state
+        and torch.equal(client_state[ROUND].cpu(), now.cpu())
+    )
+    found = client_state.get(name + AFTER if counted else name)
     return torch.zeros_like(w) if found is None else found.to(w)
 
 

@@ -25,7 +25,7 @@ ROUNDING_TOLERANCE = 1e-9
 class PlainTraining(LocalTrainer):
     """Everyone trains as the recipe says."""
 
-    def assign(self, tasks: list[Task], memory: Any, view: RoundView) -> list[Task]:
+    def assign(self, tasks: list[Task], state: Any, view: RoundView) -> list[Task]:
         return tasks
 
 
@@ -61,7 +61,7 @@ class ProximalTraining(LocalTrainer):
     def links(self) -> tuple[ProximalTerm, ...]:
         return (ProximalTerm(self.mu, self.squared),) if self.mu else ()
 
-    def assign(self, tasks: list[Task], memory: Any, view: RoundView) -> list[Task]:
+    def assign(self, tasks: list[Task], state: Any, view: RoundView) -> list[Task]:
         slow = self._draw_stragglers(tasks)
         return [with_epochs(task, self._draw_epochs(task, task.client in slow)) for task in tasks]
 
@@ -115,7 +115,7 @@ class FrozenBlocksTraining(LocalTrainer):
         """Whether a reply may cover only some coordinates."""
         return self.first > 0
 
-    def assign(self, tasks: list[Task], memory: Any, view: RoundView) -> list[Task]:
+    def assign(self, tasks: list[Task], state: Any, view: RoundView) -> list[Task]:
         if not self.first:
             return tasks
         return [
@@ -156,7 +156,7 @@ class DeadlineTraining(LocalTrainer):
                 " late"
             )
 
-    def assign(self, tasks: list[Task], memory: Any, view: RoundView) -> list[Task]:
+    def assign(self, tasks: list[Task], state: Any, view: RoundView) -> list[Task]:
         each = [view.estimate(with_epochs(task, 1)) for task in tasks]
         totals = sorted(
             task.work.epochs * one.compute_seconds + one.transfer_seconds

@@ -47,15 +47,15 @@ class EntropyCoded(Compressor):
         return self.inner.check_recipe(recipe)
 
     def encode(
-        self, u: Tensor, layout: TensorSizes, rng: Generator, carry: Mapping[str, Tensor]
+        self, u: Tensor, layout: TensorSizes, rng: Generator, client_state: Mapping[str, Tensor]
     ) -> tuple[Payload, Mapping[str, Tensor]]:
-        payload, carry = self.inner.encode(u, layout, rng, carry)
+        payload, client_state = self.inner.encode(u, layout, rng, client_state)
         widths = self.inner.symbol_bits
         coded = {
             name: code_buffer(buffer, widths.get(name, 8))
             for name, buffer in payload.buffers.items()
         }
-        return Payload(coded), carry
+        return Payload(coded), client_state
 
     def decode(self, payload: Payload, layout: TensorSizes, rng: Generator) -> Tensor:
         widths = self.inner.symbol_bits

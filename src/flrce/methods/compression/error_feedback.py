@@ -58,14 +58,17 @@ class ErrorFeedback(Compressor):
         return self.inner.check_recipe(recipe)
 
     def encode(
-        self, u: Tensor, layout: TensorSizes, rng: Generator, carry: Mapping[str, Tensor]
+        self, u: Tensor, layout: TensorSizes, rng: Generator, client_state: Mapping[str, Tensor]
     ) -> tuple[Payload, Mapping[str, Tensor]]:
-        residual = carry.get(RESIDUAL_KEY)
+        residual = client_state.get(RESIDUAL_KEY)
         if residual is not None and residual.shape == u.shape and bool(residual.isfinite().all()):
             u = u + residual
         there = copy.deepcopy(rng)
-        payload, carry = self.inner.encode(u, layout, rng, carry)
-        return payload, {**carry, RESIDUAL_KEY: u - self.inner.decode(payload, layout, there)}
+        payload, client_state = self.inner.encode(u, layout, rng, client_state)
+        return payload, {
+            **client_state,
+            RESIDUAL_KEY: u - self.inner.decode(payload, layout, there),
+        }
 
     def decode(self, payload: Payload, layout: TensorSizes, rng: Generator) -> Tensor:
         return self.inner.decode(payload, layout, rng)

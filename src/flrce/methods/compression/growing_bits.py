@@ -89,33 +89,33 @@ class GrowingBits(Compressor):
         averages = torch.full((self.patience + 1,), math.inf, dtype=torch.float64)
         return BitGrowthState(float(find_precision(self.inner) or 1), averages)
 
-    def observe(self, memory: BitGrowthState, event: RoundEvent) -> BitGrowthState:
+    def observe(self, state: BitGrowthState, event: RoundEvent) -> BitGrowthState:
         updates = event.updates
         if updates.loss is None or not len(updates):
-            return memory
+            return state
         loss = float((updates.n * updates.loss).sum() / updates.n.sum())
-        last = float(memory.averages[-1])
+        last = float(state.averages[-1])
         average = loss if last == math.inf else self.smoothing * last + (1 - self.smoothing) * loss
-        averages = torch.cat([memory.averages[1:], memory.averages.new_tensor([average])])
-        rounds = memory.rounds + 1
+        averages = torch.cat([state.averages[1:], state.averages.new_tensor([average])])
+        rounds = state.rounds + 1
         stalled = rounds >= self.patience and bool(averages[-1] >= averages[0])
-        grown = self._grow(memory.precision) if stalled else memory.precision
-        return BitGrowthState(grown, averages, 0 if grown != memory.precision else rounds)
+        grown = self._grow(state.precision) if stalled else state.precision
+        return BitGrowthState(grown, averages, 0 if grown != state.precision else rounds)
 
-    def assign(self, tasks: list[Task], memory: BitGrowthState, view: RoundView) -> list[Task]:
-        precisions = [memory.precision] * len(tasks)
+    def assign(self, tasks: list[Task], state: BitGrowthState, view: RoundView) -> list[Task]:
+        precisions = [state.precision] * len(tasks)
         n = [float(view.n[task.k]) for task in tasks]
-        if self.by_samples and memory.precision >= 1 and tasks and min(n) > 0:
-            precisions = self._share_precision(memory.precision, n)
+        if self.by_samples and state.precision >= 1 and tasks and min(n) > 0:
+            precisions = self._share_precision(state.precision, n)
         return [
             replace(task, compressor=replace(self, inner=set_precision(self.inner, precision)))
             for task, precision in zip(tasks, precisions, strict=True)
         ]
 
     def encode(
-        self, u: Tensor, layout: TensorSizes, rng: Generator, carry: Mapping[str, Tensor]
+        self, u: Tensor, layout: TensorSizes, rng: Generator, client_state: Mapping[str, Tensor]
     ) -> tuple[Payload, Mapping[str, Tensor]]:
-        return self.inner.encode(u, layout, rng, carry)
+        return self.inner.encode(u, layout, rng, client_state)
 
     def decode(self, payload: Payload, layout: TensorSizes, rng: Generator) -> Tensor:
         return self.inner.decode(payload, layout, rng)

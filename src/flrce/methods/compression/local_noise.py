@@ -77,7 +77,7 @@ class LocalNoise(Compressor):
         return ""
 
     def encode(
-        self, u: Tensor, layout: TensorSizes, rng: Generator, carry: Mapping[str, Tensor]
+        self, u: Tensor, layout: TensorSizes, rng: Generator, client_state: Mapping[str, Tensor]
     ) -> tuple[Payload, Mapping[str, Tensor]]:
         # far ahead in the stream, so that the inner compressor draws what its decoder draws
         draws = (
@@ -89,7 +89,7 @@ class LocalNoise(Compressor):
         wide = wide * min(1.0, self.clip / max(float(wide.norm()), 1e-300))
         noise = torch.from_numpy(draws.standard_normal(len(u))).to(wide.device)
         noisy = (wide + self.noise * self.clip * noise).to(u.dtype)
-        return self.inner.encode(noisy, layout, rng, carry)
+        return self.inner.encode(noisy, layout, rng, client_state)
 
     def decode(self, payload: Payload, layout: TensorSizes, rng: Generator) -> Tensor:
         return self.inner.decode(payload, layout, rng)
@@ -105,20 +105,20 @@ class LocalNoise(Compressor):
     def initial_state(self, M: int, d: int, D: int) -> ReleaseCounts:
         return ReleaseCounts(torch.zeros(M))
 
-    def observe(self, memory: ReleaseCounts, event: RoundEvent) -> ReleaseCounts:
+    def observe(self, state: ReleaseCounts, event: RoundEvent) -> ReleaseCounts:
         """Whoever was asked may have sent: it counts, whatever became of the reply."""
-        releases = memory.releases.clone()
+        releases = state.releases.clone()
         releases[list(event.chosen)] += 1
         return ReleaseCounts(releases)
 
-    def report_figures(self, memory: ReleaseCounts, event: RoundEvent) -> Mapping[str, float]:
-        return {"local_epsilon": self._account(int(memory.releases.max()))}
+    def report_figures(self, state: ReleaseCounts, event: RoundEvent) -> Mapping[str, float]:
+        return {"local_epsilon": self._account(int(state.releases.max()))}
 
     def report_client_figures(
-        self, memory: ReleaseCounts, event: RoundEvent
+        self, state: ReleaseCounts, event: RoundEvent
     ) -> Mapping[str, Mapping[int, float]]:
         rows = event.updates.k.tolist()
-        return {"local_epsilon": {k: self._account(int(memory.releases[k])) for k in rows}}
+        return {"local_epsilon": {k: self._account(int(state.releases[k])) for k in rows}}
 
     def _account(self, releases: int) -> float:
         return account_rounds(1.0, self.noise / 2, releases, self.delta)

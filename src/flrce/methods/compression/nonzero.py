@@ -22,12 +22,12 @@ class NonzeroCoordinates(Compressor):
     """
 
     def encode(
-        self, u: Tensor, layout: TensorSizes, rng: Generator, carry: Mapping[str, Tensor]
+        self, u: Tensor, layout: TensorSizes, rng: Generator, client_state: Mapping[str, Tensor]
     ) -> tuple[Payload, Mapping[str, Tensor]]:
         where = u.nonzero()[:, 0]
         return Payload(
             {"where": where.to(_index_dtype(count_floats(layout))), "values": u[where].float()}
-        ), carry
+        ), client_state
 
     def decode(self, payload: Payload, layout: TensorSizes, rng: Generator | None = None) -> Tensor:
         require_buffers(payload, {"where", "values"})

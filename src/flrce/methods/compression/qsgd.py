@@ -58,7 +58,7 @@ class FixedPointCode(Compressor):
         return {"levels": self.bits}
 
     def encode(
-        self, u: Tensor, layout: TensorSizes, rng: Generator, carry: Mapping[str, Tensor]
+        self, u: Tensor, layout: TensorSizes, rng: Generator, client_state: Mapping[str, Tensor]
     ) -> tuple[Payload, Mapping[str, Tensor]]:
         coded, exact = split_statistics(layout)
         x = take_spans(u, coded)
@@ -73,7 +73,7 @@ class FixedPointCode(Compressor):
         buffers = {"levels": pack_bits(symbols, self.bits), "scales": scales}
         if exact:
             buffers["statistics"] = take_spans(u, exact)
-        return Payload(buffers), carry
+        return Payload(buffers), client_state
 
     def decode(self, payload: Payload, layout: TensorSizes, rng: Generator | None = None) -> Tensor:
         coded, exact = split_statistics(layout)

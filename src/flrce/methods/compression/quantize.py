@@ -46,12 +46,12 @@ class Quantizer(Compressor):
         return {"levels": self.bits}
 
     def encode(
-        self, u: Tensor, layout: TensorSizes, rng: Generator, carry: Mapping[str, Tensor]
+        self, u: Tensor, layout: TensorSizes, rng: Generator, client_state: Mapping[str, Tensor]
     ) -> tuple[Payload, Mapping[str, Tensor]]:
         sizes, draws = [size for _, size in layout], rng if self.stochastic else None
         levels, ranges = quantise_tensors(u.double().numpy(), sizes, self.bits, draws)
         packed = pack_bits(torch.from_numpy(levels), self.bits)
-        return Payload({"levels": packed, "ranges": torch.from_numpy(ranges)}), carry
+        return Payload({"levels": packed, "ranges": torch.from_numpy(ranges)}), client_state
 
     def estimate_bytes(self, layout: TensorSizes, rng: Generator) -> int:
         """What a payload weighs, whatever the update: levels without gaps, and three floats of each

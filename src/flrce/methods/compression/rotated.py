@@ -84,7 +84,7 @@ class RotatedCode(Compressor):
         return {"levels": self.level_bits}
 
     def encode(
-        self, u: Tensor, layout: TensorSizes, rng: Generator, carry: Mapping[str, Tensor]
+        self, u: Tensor, layout: TensorSizes, rng: Generator, client_state: Mapping[str, Tensor]
     ) -> tuple[Payload, Mapping[str, Tensor]]:
         coded, exact = split_statistics(layout, self.exact_below)
         x = take_spans(u, coded)
@@ -98,7 +98,7 @@ class RotatedCode(Compressor):
         }
         if exact:
             buffers["statistics"] = take_spans(u, exact)
-        return Payload(buffers), carry
+        return Payload(buffers), client_state
 
     def decode(self, payload: Payload, layout: TensorSizes, rng: Generator) -> Tensor:
         coded, exact = split_statistics(layout, self.exact_below)

@@ -100,8 +100,8 @@ class SkippedLayers(Compressor):
     def initial_state(self, M: int, d: int, D: int) -> LayerScoreState:
         return LayerScoreState()
 
-    def observe(self, memory: LayerScoreState, event: RoundEvent) -> LayerScoreState:
-        known = dict(zip(memory.names, memory.scores, strict=True))
+    def observe(self, state: LayerScoreState, event: RoundEvent) -> LayerScoreState:
+        known = dict(zip(state.names, state.scores, strict=True))
         covered = event.updates.covered
         start = 0
         for name, shape in event.updates.shapes:
@@ -115,21 +115,21 @@ class SkippedLayers(Compressor):
             known[name] = float(step / (torch.linalg.vector_norm(w) + 1e-6))
         return LayerScoreState(tuple(known), tuple(known.values()))
 
-    def assign(self, tasks: list[Task], memory: LayerScoreState, view: RoundView) -> list[Task]:
-        if not tasks or not memory.names:
+    def assign(self, tasks: list[Task], state: LayerScoreState, view: RoundView) -> list[Task]:
+        if not tasks or not state.names:
             return tasks
         rng = make_stream(tasks[0].seed, "recycle", view.t)
-        count = min(self.layers, len(memory.names) - 1)
-        drawn = draw_layers(memory, count, rng)
+        count = min(self.layers, len(state.names) - 1)
+        drawn = draw_layers(state, count, rng)
         chosen = replace(self, skipped=SEPARATOR.join(drawn))
         return [replace(task, compressor=chosen) for task in tasks]
 
     def encode(
-        self, u: Tensor, layout: TensorSizes, rng: Generator, carry: Mapping[str, Tensor]
+        self, u: Tensor, layout: TensorSizes, rng: Generator, client_state: Mapping[str, Tensor]
     ) -> tuple[Payload, Mapping[str, Tensor]]:
         spans, rest = self._split_layout(layout)
         parts = [u.new_empty(0), *(u[span] for span in spans)]
-        return self.inner.encode(torch.cat(parts), rest, rng, carry)
+        return self.inner.encode(torch.cat(parts), rest, rng, client_state)
 
     def decode(self, payload: Payload, layout: TensorSizes, rng: Generator) -> Tensor:
         spans, rest = self._split_layout(layout)
@@ -155,8 +155,8 @@ class SkippedLayers(Compressor):
         return split_skipped(layout, self.skipped_names)
 
 
-def draw_layers(memory: LayerScoreState, count: int, rng: Generator) -> list[str]:
+def draw_layers(state: LayerScoreState, count: int, rng: Generator) -> list[str]:
     """So many names without replacement, with probabilities in proportion to 1 / score."""
-    inverse = 1 / np.maximum(np.array(memory.scores), MIN_SCORE)
+    inverse = 1 / np.maximum(np.array(state.scores), MIN_SCORE)
     drawn = rng.choice(len(inverse), size=count, replace=False, p=inverse / inverse.sum())
-    return [memory.names[i] for i in sorted(drawn.tolist())]
+    return [state.names[i] for i in sorted(drawn.tolist())]

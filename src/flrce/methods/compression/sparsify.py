@@ -67,7 +67,7 @@ class TopK(Compressor):
         return {"bitmap": 1, "levels": self.bits or 8}
 
     def encode(
-        self, u: Tensor, layout: TensorSizes, rng: Generator, carry: Mapping[str, Tensor]
+        self, u: Tensor, layout: TensorSizes, rng: Generator, client_state: Mapping[str, Tensor]
     ) -> tuple[Payload, Mapping[str, Tensor]]:
         d = self._count_candidates(layout)
         rest = {"statistics": u[d:].float()} if self.dense_bn else {}
@@ -76,17 +76,17 @@ class TopK(Compressor):
         kept = mask_largest(u, K)
         coding = self._choose_coding(d, K)
         if coding == "dense":
-            return Payload({"dense": u.where(kept, 0.0), **rest}), carry
+            return Payload({"dense": u.where(kept, 0.0), **rest}), client_state
         where = (
             torch.from_numpy(np.packbits(kept.numpy()))
             if coding == "bitmap"
             else kept.nonzero()[:, 0].int()
         )
         if self.bits is None:
-            return Payload({coding: where, "values": u[kept], **rest}), carry
+            return Payload({coding: where, "values": u[kept], **rest}), client_state
         levels, ranges = quantise_magnitudes(u[kept], self.bits)
         levels = pack_bits(levels, self.bits)
-        return Payload({coding: where, "levels": levels, "ranges": ranges, **rest}), carry
+        return Payload({coding: where, "levels": levels, "ranges": ranges, **rest}), client_state
 
     def decode(self, payload: Payload, layout: TensorSizes, rng: Generator | None = None) -> Tensor:
         d, D = self._count_candidates(layout), count_floats(layout)
@@ -153,9 +153,9 @@ class RandomK(Compressor):
         validate_share("keep", self.keep)
 
     def encode(
-        self, u: Tensor, layout: TensorSizes, rng: Generator, carry: Mapping[str, Tensor]
+        self, u: Tensor, layout: TensorSizes, rng: Generator, client_state: Mapping[str, Tensor]
     ) -> tuple[Payload, Mapping[str, Tensor]]:
-        return Payload({"values": u.float()[self._draw_positions(layout, rng)]}), carry
+        return Payload({"values": u.float()[self._draw_positions(layout, rng)]}), client_state
 
     def decode(self, payload: Payload, layout: TensorSizes, rng: Generator) -> Tensor:
         require_buffers(payload, {"values"})

@@ -44,10 +44,10 @@ class TensorDropout(Compressor):
         return self.coverage and self.rate > 0
 
     def encode(
-        self, u: Tensor, layout: TensorSizes, rng: Generator, carry: Mapping[str, Tensor]
+        self, u: Tensor, layout: TensorSizes, rng: Generator, client_state: Mapping[str, Tensor]
     ) -> tuple[Payload, Mapping[str, Tensor]]:
         kept = self._draw_sent_mask(layout, rng)
-        return Payload({"values": u.float()[kept]} if kept.any() else {}), carry
+        return Payload({"values": u.float()[kept]} if kept.any() else {}), client_state
 
     def decode(self, payload: Payload, layout: TensorSizes, rng: Generator) -> Tensor:
         kept = self._draw_sent_mask(layout, rng)

@@ -50,7 +50,7 @@ class SparseTernary(Compressor):
         validate_share("share", self.share)
 
     def encode(
-        self, u: Tensor, layout: TensorSizes, rng: Generator, carry: Mapping[str, Tensor]
+        self, u: Tensor, layout: TensorSizes, rng: Generator, client_state: Mapping[str, Tensor]
     ) -> tuple[Payload, Mapping[str, Tensor]]:
         coded, exact = split_statistics(layout)
         x = take_spans(u, coded).cpu()
@@ -68,7 +68,7 @@ class SparseTernary(Compressor):
         }
         if exact:
             buffers["statistics"] = take_spans(u, exact)
-        return Payload(buffers), carry
+        return Payload(buffers), client_state
 
     def decode(self, payload: Payload, layout: TensorSizes, rng: Generator | None = None) -> Tensor:
         coded, exact = split_statistics(layout)

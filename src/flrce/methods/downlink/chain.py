@@ -52,54 +52,54 @@ class ChainedDownload(Downlink):
     def initial_state(self, M: int, d: int, D: int) -> ChainState:
         return ChainState(torch.zeros(D), torch.zeros(M, dtype=torch.int64))
 
-    def plan_download(self, memory: ChainState, k: int) -> Download:
+    def plan_download(self, state: ChainState, k: int) -> Download:
         """A download as it would be now, with the difference that the round will add."""
-        download = self._list_missed(memory, k)
-        return replace(download, code=self.code, nbytes=None if memory.totals else 0)
+        download = self._list_missed(state, k)
+        return replace(download, code=self.code, nbytes=None if state.totals else 0)
 
     def encode_models(
-        self, memory: ChainState, w: Tensor, requests: Sequence[DownloadRequest]
+        self, state: ChainState, w: Tensor, requests: Sequence[DownloadRequest]
     ) -> tuple[list[EncodedModel], ChainState]:
         if any(request.part.coordinates is not None for request in requests):
             raise BadInput(NO_PARTS)
         if requests:
-            memory = self._extend_chain(memory, w, requests[0])
+            state = self._extend_chain(state, w, requests[0])
         found = []
         for request in requests:
-            download = self._list_missed(memory, request.task.k)
-            found.append(EncodedModel(memory.model, _send_cheaper(download, request.part)))
-        return found, memory
+            download = self._list_missed(state, request.task.k)
+            found.append(EncodedModel(state.model, _send_cheaper(download, request.part)))
+        return found, state
 
-    def acknowledge(self, memory: ChainState, sent: PendingTask) -> ChainState:
+    def acknowledge(self, state: ChainState, sent: PendingTask) -> ChainState:
         download = sent.task.download
         assert download is not None
-        memory.versions[sent.task.k] = download.version
-        return memory
+        state.versions[sent.task.k] = download.version
+        return state
 
-    def forget(self, memory: ChainState, k: int) -> ChainState:
-        memory.versions[k] = 0
-        return memory
+    def forget(self, state: ChainState, k: int) -> ChainState:
+        state.versions[k] = 0
+        return state
 
     def get_inquiry_model(
-        self, memory: ChainState, w: Tensor, request: DownloadRequest
+        self, state: ChainState, w: Tensor, request: DownloadRequest
     ) -> tuple[Tensor, int | None]:
         """Clients report their loss of the model at the end of the chain, which is billed."""
-        if not memory.totals:
+        if not state.totals:
             return w, 0
-        download = _send_cheaper(self._list_missed(memory, request.task.k), request.part)
-        return memory.model, download.nbytes
+        download = _send_cheaper(self._list_missed(state, request.task.k), request.part)
+        return state.model, download.nbytes
 
-    def _extend_chain(self, memory: ChainState, w: Tensor, request: DownloadRequest) -> ChainState:
-        if not memory.totals:
-            return replace(memory, model=w.clone(), totals=(0,))
-        stream = (request.task.seed, len(memory.totals), "chain")
-        payload, model = encode_model(w, memory.model, self.code, request.part, stream)
-        totals = (*memory.totals, memory.totals[-1] + payload.nbytes)
-        return replace(memory, model=model, totals=totals)
+    def _extend_chain(self, state: ChainState, w: Tensor, request: DownloadRequest) -> ChainState:
+        if not state.totals:
+            return replace(state, model=w.clone(), totals=(0,))
+        stream = (request.task.seed, len(state.totals), "chain")
+        payload, model = encode_model(w, state.model, self.code, request.part, stream)
+        totals = (*state.totals, state.totals[-1] + payload.nbytes)
+        return replace(state, model=model, totals=totals)
 
-    def _list_missed(self, memory: ChainState, k: int) -> Download:
+    def _list_missed(self, state: ChainState, k: int) -> Download:
         """The download of the differences that client k has not got."""
-        held, totals = int(memory.versions[k]), memory.totals or (0,)
+        held, totals = int(state.versions[k]), state.totals or (0,)
         kind = "difference" if held else "first"
         framing = 2 * HASH_BYTES + (0 if held else SEED_BYTES)
         missed = totals[-1] - totals[held]

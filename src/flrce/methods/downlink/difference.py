@@ -51,42 +51,42 @@ class DifferenceDownload(Downlink):
     def count_models(self, P: int) -> int:
         return P + 1  # with the initial one
 
-    def plan_download(self, memory: HeldModels, k: int) -> Download:
-        if int(memory.versions[k]):
+    def plan_download(self, state: HeldModels, k: int) -> Download:
+        if int(state.versions[k]):
             return Download("difference", self.code, 2 * HASH_BYTES)
         if self.first.is_dense:
             return Download("full", None, HASH_BYTES)
         return Download("first", self.first, SEED_BYTES + 2 * HASH_BYTES)
 
     def encode_models(
-        self, memory: HeldModels, w: Tensor, requests: Sequence[DownloadRequest]
+        self, state: HeldModels, w: Tensor, requests: Sequence[DownloadRequest]
     ) -> tuple[list[EncodedModel], HeldModels]:
-        if not memory.initial:
-            memory = replace(memory, initial={0: w.clone()})
-        return [self._encode(memory, w, request) for request in requests], memory
+        if not state.initial:
+            state = replace(state, initial={0: w.clone()})
+        return [self._encode(state, w, request) for request in requests], state
 
-    def acknowledge(self, memory: HeldModels, sent: PendingTask) -> HeldModels:
-        memory.models[sent.task.k] = sent.w
-        memory.versions[sent.task.k] += 1
-        return memory
+    def acknowledge(self, state: HeldModels, sent: PendingTask) -> HeldModels:
+        state.models[sent.task.k] = sent.w
+        state.versions[sent.task.k] += 1
+        return state
 
-    def forget(self, memory: HeldModels, k: int) -> HeldModels:
-        memory.versions[k] = 0
-        return memory
+    def forget(self, state: HeldModels, k: int) -> HeldModels:
+        state.versions[k] = 0
+        return state
 
     def get_inquiry_model(
-        self, memory: HeldModels, w: Tensor, request: DownloadRequest
+        self, state: HeldModels, w: Tensor, request: DownloadRequest
     ) -> tuple[Tensor, int | None]:
         """Clients report their loss of the model that they hold; nothing is sent for it."""
-        return (self._get_base(memory, request.task.k) if memory.initial else w), 0
+        return (self._get_base(state, request.task.k) if state.initial else w), 0
 
-    def _get_base(self, memory: HeldModels, k: int) -> Tensor:
-        return memory.models[k] if int(memory.versions[k]) else memory.initial[0]
+    def _get_base(self, state: HeldModels, k: int) -> Tensor:
+        return state.models[k] if int(state.versions[k]) else state.initial[0]
 
-    def _encode(self, memory: HeldModels, w: Tensor, request: DownloadRequest) -> EncodedModel:
+    def _encode(self, state: HeldModels, w: Tensor, request: DownloadRequest) -> EncodedModel:
         task, download = request.task, request.task.download
         assert download is not None
-        base = self._get_base(memory, task.k)
+        base = self._get_base(state, task.k)
         if download.code is None:
             return EncodedModel(*_send_exact_part(w, base, request), None)
         stream = (task.seed, task.t, task.client)

@@ -39,9 +39,9 @@ class FittedDownload(Downlink):
     def chain(self) -> ChainedDownload:
         return ChainedDownload(self.code)
 
-    def choose_form(self, memory: HeldState) -> Downlink:
+    def choose_form(self, state: HeldState) -> Downlink:
         """The form whose state this is."""
-        return self.chain if isinstance(memory, ChainState) else self.difference
+        return self.chain if isinstance(state, ChainState) else self.difference
 
     def check_recipe(self, recipe: Any) -> str:
         return self.difference.check_recipe(recipe)
@@ -53,23 +53,23 @@ class FittedDownload(Downlink):
     def count_models(self, P: int) -> int:
         return self.difference.count_models(P)
 
-    def plan_download(self, memory: HeldState, k: int) -> Download | None:
-        return self.choose_form(memory).plan_download(memory, k)
+    def plan_download(self, state: HeldState, k: int) -> Download | None:
+        return self.choose_form(state).plan_download(state, k)
 
     def encode_models(
-        self, memory: HeldState, w: Tensor, requests: Sequence[DownloadRequest]
+        self, state: HeldState, w: Tensor, requests: Sequence[DownloadRequest]
     ) -> tuple[list[EncodedModel], Any]:
-        return self.choose_form(memory).encode_models(memory, w, requests)
+        return self.choose_form(state).encode_models(state, w, requests)
 
-    def acknowledge(self, memory: HeldState, sent: PendingTask) -> HeldState:
-        state: HeldState = self.choose_form(memory).acknowledge(memory, sent)
+    def acknowledge(self, piece_state: HeldState, sent: PendingTask) -> HeldState:
+        state: HeldState = self.choose_form(piece_state).acknowledge(piece_state, sent)
         return state
 
-    def forget(self, memory: HeldState, k: int) -> HeldState:
-        state: HeldState = self.choose_form(memory).forget(memory, k)
+    def forget(self, piece_state: HeldState, k: int) -> HeldState:
+        state: HeldState = self.choose_form(piece_state).forget(piece_state, k)
         return state
 
     def get_inquiry_model(
-        self, memory: HeldState, w: Tensor, request: DownloadRequest
+        self, state: HeldState, w: Tensor, request: DownloadRequest
     ) -> tuple[Tensor, int | None]:
-        return self.choose_form(memory).get_inquiry_model(memory, w, request)
+        return self.choose_form(state).get_inquiry_model(state, w, request)

@@ -22,11 +22,11 @@ class QuantisedDownload(Downlink):
     def check_recipe(self, recipe: Any) -> str:
         return explain_stateful_code(self.code)
 
-    def plan_download(self, memory: Any, k: int) -> Download:
+    def plan_download(self, state: Any, k: int) -> Download:
         return Download("full", self.code)
 
     def encode_models(
-        self, memory: Any, w: Tensor, requests: Sequence[DownloadRequest]
+        self, state: Any, w: Tensor, requests: Sequence[DownloadRequest]
     ) -> tuple[list[EncodedModel], Any]:
         whole: EncodedModel | None = None
         found = []
@@ -36,10 +36,10 @@ class QuantisedDownload(Downlink):
                 continue
             whole = whole or self._encode(w, request)
             found.append(whole)
-        return found, memory
+        return found, state
 
     def get_inquiry_model(
-        self, memory: Any, w: Tensor, request: DownloadRequest
+        self, state: Any, w: Tensor, request: DownloadRequest
     ) -> tuple[Tensor, int | None]:
         """Clients report their loss of the model that they would train from."""
         encoded = self._encode(w, request)

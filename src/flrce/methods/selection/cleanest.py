@@ -33,22 +33,22 @@ class LowCarbonSelector(Selector):
     def initial_state(self, M: int, d: int, D: int) -> Any:
         return nested.init_inner_state(self.selector, M, d, D)
 
-    def observe(self, memory: Any, event: RoundEvent) -> Any:
-        return nested.observe_inner(self.selector, memory, event)
+    def observe(self, state: Any, event: RoundEvent) -> Any:
+        return nested.observe_inner(self.selector, state, event)
 
-    def select(self, memory: Any, view: RoundView, rng: Generator) -> Selection:
+    def select(self, state: Any, view: RoundView, rng: Generator) -> Selection:
         if view.intensity is None or not view.pool:
-            return self._select_inner(memory, view, rng)
+            return self._select_inner(state, view, rng)
         grams = view.intensity(view.pool)
         count = min(max(view.P, math.ceil(self.share * len(view.pool))), len(view.pool))
         cleanest = sorted(grams.argsort(stable=True)[:count].tolist())
         chosen = self._select_inner(
-            memory, replace(view, pool=tuple(view.pool[i] for i in cleanest)), rng
+            state, replace(view, pool=tuple(view.pool[i] for i in cleanest)), rng
         )
         return replace(
             chosen, why={**chosen.why, "dirtiest_g_per_kwh": float(grams[cleanest].max())}
         )
 
-    def _select_inner(self, memory: Any, view: RoundView, rng: Generator) -> Selection:
-        found: Selection = self.selector.select(memory, view, rng)
+    def _select_inner(self, state: Any, view: RoundView, rng: Generator) -> Selection:
+        found: Selection = self.selector.select(state, view, rng)
         return found

@@ -63,7 +63,7 @@ class ClusteredSampling(Selector):
             torch.zeros(M, min(self.sketch, d) * (self.by == "similarity"))
         )
 
-    def select(self, memory: ClusteredSamplingState, view: RoundView, rng: Generator) -> Selection:
+    def select(self, state: ClusteredSamplingState, view: RoundView, rng: Generator) -> Selection:
         pool = np.array(
             [view.pool[i] for i in rng.permutation(len(view.pool))[:MAX_CLIENTS_CONSIDERED]]
         )
@@ -74,7 +74,7 @@ class ClusteredSampling(Selector):
         if self.by == "size":
             urns = fill_urns_by_size(n, P)
         else:
-            V = memory.V[torch.from_numpy(pool)]
+            V = state.V[torch.from_numpy(pool)]
             urns = fill_urns_by_similarity(n, P, build_ward_tree(pairwise_angles(V)), rng)
         picked = draw_from_urns(urns, n, rng)
         return Selection(
@@ -83,8 +83,8 @@ class ClusteredSampling(Selector):
             why={"by": self.by},
         )
 
-    def observe(self, memory: ClusteredSamplingState, event: RoundEvent) -> ClusteredSamplingState:
-        V, u = memory.V, event.updates.u
+    def observe(self, state: ClusteredSamplingState, event: RoundEvent) -> ClusteredSamplingState:
+        V, u = state.V, event.updates.u
         if V.shape[1]:
             short = make_sketch(u.shape[1], V.shape[1])(u) if V.shape[1] < u.shape[1] else u
             V[event.updates.k] = device_transfer.to_host(short)

@@ -38,9 +38,9 @@ class DivFL(Selector):
             torch.zeros(M, d), torch.full((M,), NEVER_SEEN), torch.zeros(M, M, dtype=torch.float64)
         )
 
-    def select(self, memory: DivFLState, view: RoundView, rng: Generator) -> Selection:
+    def select(self, state: DivFLState, view: RoundView, rng: Generator) -> Selection:
         pool = torch.tensor(view.pool)
-        m = memory
+        m = state
         heard = m.R[pool] > NEVER_SEEN
         unseen = pool[~heard].tolist()
         first = [unseen[i] for i in rng.permutation(len(unseen))[: view.P]]
@@ -52,8 +52,8 @@ class DivFL(Selector):
             (*first, *known[picked].tolist()), exploit=not first, why={"unseen": len(unseen)}
         )
 
-    def observe(self, memory: DivFLState, event: RoundEvent) -> DivFLState:
-        m, k, u = memory, event.updates.k, event.updates.u
+    def observe(self, state: DivFLState, event: RoundEvent) -> DivFLState:
+        m, k, u = state, event.updates.k, event.updates.u
         m.V[k], m.R[k] = u, event.t
         m.G[k] = (u @ m.V.T).double()
         m.G[k, k] = torch.linalg.vector_norm(u, dim=1, dtype=torch.float64).square()

@@ -58,13 +58,13 @@ class FedLECC(Selector):
     def initial_state(self, M: int, d: int, D: int) -> FedLECCState:
         return FedLECCState(torch.full((M,), math.inf), torch.zeros(M, self.classes))
 
-    def select(self, memory: FedLECCState, view: RoundView, rng: Generator) -> Selection:
+    def select(self, state: FedLECCState, view: RoundView, rng: Generator) -> Selection:
         pool = np.array(
             [view.pool[i] for i in rng.permutation(len(view.pool))[:MAX_CLIENTS_CONSIDERED]],
             np.int64,
         )
-        loss = memory.loss[torch.from_numpy(pool)].numpy()
-        group = cluster_by_labels(memory.shares[torch.from_numpy(pool)].numpy(), self.groups)
+        loss = state.loss[torch.from_numpy(pool)].numpy()
+        group = cluster_by_labels(state.shares[torch.from_numpy(pool)].numpy(), self.groups)
         order = np.argsort(-loss, kind="stable")  # the largest first; equal ones as they were drawn
         picked = order[group[order] < 0][: view.P].tolist()
         known = sorted(set(group[group >= 0].tolist()))
@@ -78,13 +78,13 @@ class FedLECC(Selector):
             tuple(int(pool[i]) for i in picked), exploit=True, why={"groups": len(known)}
         )
 
-    def observe(self, memory: FedLECCState, event: RoundEvent) -> FedLECCState:
+    def observe(self, state: FedLECCState, event: RoundEvent) -> FedLECCState:
         k, updates = event.updates.k, event.updates
         if updates.loss is not None:
-            memory.loss[k] = updates.loss.to(memory.loss)
+            state.loss[k] = updates.loss.to(state.loss)
         if LABEL_SHARES_KEY in updates.extras:
-            memory.shares[k] = updates.extras[LABEL_SHARES_KEY].to(memory.shares)
-        return memory
+            state.shares[k] = updates.extras[LABEL_SHARES_KEY].to(state.shares)
+        return state
 
 
 def cluster_by_labels(shares: NDArray[np.float32], count: int) -> NDArray[np.int64]:

@@ -18,8 +18,8 @@ def init_inner_state(inner: Selector, M: int, d: int, D: int) -> Any:
     return inner.initial_state(M, d, D) if inner.has_state else EmptyState()
 
 
-def observe_inner(inner: Selector, memory: Any, event: RoundEvent) -> Any:
-    return inner.observe(memory, event)
+def observe_inner(inner: Selector, state: Any, event: RoundEvent) -> Any:
+    return inner.observe(state, event)
 
 
 def is_inner_device_agnostic(inner: Selector) -> bool:

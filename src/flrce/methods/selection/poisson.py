@@ -21,7 +21,7 @@ class PoissonSelector(Selector):
     def sampling_rate(self, P: int, M: int) -> float | None:
         return min(1.0, P / M) if M else None
 
-    def select(self, memory: Any, view: RoundView, rng: Generator) -> Selection:
+    def select(self, state: Any, view: RoundView, rng: Generator) -> Selection:
         rate = self.sampling_rate(view.P, len(view.n)) or 0.0
         draws = rng.random(len(view.pool))
         drawn = tuple(k for k, draw in zip(view.pool, draws, strict=True) if draw < rate)

@@ -65,7 +65,7 @@ class PowerOfChoice(Selector):
     def initial_state(self, M: int, d: int, D: int) -> PowerOfChoiceState:
         return PowerOfChoiceState(torch.full((M,), torch.inf, dtype=torch.float64))
 
-    def select(self, memory: PowerOfChoiceState, view: RoundView, rng: Generator) -> Selection:
+    def select(self, state: PowerOfChoiceState, view: RoundView, rng: Generator) -> Selection:
         D = min(max(self.candidates or 2 * view.P, view.P), len(view.pool))
         rows = [
             view.pool[i]
@@ -73,7 +73,7 @@ class PowerOfChoice(Selector):
                 rng, impute_sample_counts(view.n[torch.tensor(view.pool)]).numpy(), D
             )
         ]
-        loss = memory.loss[torch.tensor(rows)] if self.stale else view.loss(rows)
+        loss = state.loss[torch.tensor(rows)] if self.stale else view.loss(rows)
         order = loss.argsort(descending=True, stable=True)[: view.P]
         return Selection(
             tuple(rows[i] for i in order),
@@ -81,8 +81,8 @@ class PowerOfChoice(Selector):
             why={"candidates": D},
         )
 
-    def observe(self, memory: PowerOfChoiceState, event: RoundEvent) -> PowerOfChoiceState:
+    def observe(self, state: PowerOfChoiceState, event: RoundEvent) -> PowerOfChoiceState:
         assert event.updates.loss is not None
-        loss = memory.loss.clone()
+        loss = state.loss.clone()
         loss[event.updates.k] = event.updates.loss
         return PowerOfChoiceState(loss)

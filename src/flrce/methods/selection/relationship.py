@@ -85,13 +85,13 @@ class RelationshipSelector(Selector):
             M, min(self.sketch or size, size), mapped=not self.sketch
         )
 
-    def select(self, memory: RelationshipState, view: RoundView, rng: Generator) -> Selection:
+    def select(self, state: RelationshipState, view: RoundView, rng: Generator) -> Selection:
         phi = self.exploration_probability(view.t)
         pool = torch.tensor(view.pool)
         if rng.random() < phi:
             picked = pool[torch.from_numpy(rng.permutation(len(pool)))[: view.P]]
             return Selection(tuple(picked.tolist()), why={"phi": phi})
-        H, R = memory.H[pool], memory.R[pool]
+        H, R = state.H[pool], state.R[pool]
         if self.pessimistic:
             H = H.where(R > NEVER_SEEN, -torch.inf)
         order = H.argsort(descending=True, stable=True)  # ties: the lowest row
@@ -113,9 +113,9 @@ class RelationshipSelector(Selector):
         waits = torch.tensor([recent[client] >= max(1.0, self.most * fair) for client in clients])
         return torch.cat([first[~waits], first[waits]])
 
-    def observe(self, memory: RelationshipState, event: RoundEvent) -> RelationshipState:
+    def observe(self, state: RelationshipState, event: RoundEvent) -> RelationshipState:
         """Steps 5, 7 and 8 of the paper's figure 4: write V and R, then the rows of Omega and H."""
-        m, updates, anchored = memory, event.updates, self.anchor == "model"
+        m, updates, anchored = state, event.updates, self.anchor == "model"
         size = updates.U.shape[1] if self.space == "wire" else updates.trainable
         sent = event.w if updates.sent is None else updates.sent
         U, w = updates.U[:, :size].float(), sent[:size].float()

@@ -31,16 +31,16 @@ class RootClientSampling(Selector):
     def initial_state(self, M: int, d: int, D: int) -> Any:
         return nested.init_inner_state(self.inner, M, d, D)
 
-    def select(self, memory: Any, view: RoundView, rng: Generator) -> Selection:
+    def select(self, state: Any, view: RoundView, rng: Generator) -> Selection:
         if self.root not in view.pool:
-            return self.inner.select(memory, view, rng)
+            return self.inner.select(state, view, rng)
         others = tuple(k for k in view.pool if k != self.root)
         if not others or view.P == 1:
             return Selection((self.root,))
-        chosen = self.inner.select(memory, replace(view, pool=others, P=view.P - 1), rng)
+        chosen = self.inner.select(state, replace(view, pool=others, P=view.P - 1), rng)
         # the root's reply, and as many others as before
         keep = None if chosen.keep is None else chosen.keep + 1
         return replace(chosen, k=(self.root, *chosen.k), keep=keep)
 
-    def observe(self, memory: Any, event: RoundEvent) -> Any:
-        return nested.observe_inner(self.inner, memory, event)
+    def observe(self, state: Any, event: RoundEvent) -> Any:
+        return nested.observe_inner(self.inner, state, event)

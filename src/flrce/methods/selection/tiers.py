@@ -47,7 +47,7 @@ class TierSelector(Selector):
         if self.odds and not (min(self.odds) >= 0 and 0 < sum(self.odds) < np.inf):
             raise BadInput(f"odds = {list(self.odds)}: must not be negative, and not all 0")
 
-    def select(self, memory: Any, view: RoundView, rng: Generator) -> Selection:
+    def select(self, state: Any, view: RoundView, rng: Generator) -> Selection:
         order, edges = sort_into_tiers(view, self.tiers, rng)
         count = len(edges) - 1
         odds = np.array(self.odds[:count] or [1.0] * count)
@@ -75,7 +75,7 @@ class AdaptiveTierSelector(Selector):
     every: PositiveInt = 10
     credits: NonNegativeInt = 0
 
-    def select(self, memory: Any, view: RoundView, rng: Generator) -> Selection:
+    def select(self, state: Any, view: RoundView, rng: Generator) -> Selection:
         order, edges = sort_into_tiers(view, self.tiers, rng)
         count = len(edges) - 1
         past = [record.why for record in view.history if record.why.get("of") == count]

@@ -106,9 +106,9 @@ class RoundRobinSelector(Selector):
         Omega = torch.zeros(M, M) if M <= MAX_MAPPED_CLIENTS else None
         return RoundRobinState(turn, R, torch.zeros(M, min(self.sketch, d)), Omega, torch.zeros(M))
 
-    def select(self, memory: RoundRobinState, view: RoundView, rng: Generator) -> Selection:
+    def select(self, state: RoundRobinState, view: RoundView, rng: Generator) -> Selection:
         pool = torch.tensor(view.pool)[torch.from_numpy(rng.permutation(len(view.pool)))]
-        served = memory.turn[pool] >= memory.sweep
+        served = state.turn[pool] >= state.sweep
         due = pool[~served]
         if len(due) >= view.P:
             last, rest = due[:0], due
@@ -116,9 +116,9 @@ class RoundRobinSelector(Selector):
             last, rest = due, pool[served]
         rest = rest[: max(MAX_CLIENTS_CONSIDERED, view.P)]
         count = min(view.P - len(last), len(rest))
-        picked = self._choose_next(memory, last, rest, count, view.n, rng) if count else rest[:0]
+        picked = self._choose_next(state, last, rest, count, view.n, rng) if count else rest[:0]
         by_size = self.by == "sizes" and count > 0
-        by_updates = self.compares_updates and bool((memory.R[rest] > NEVER_SEEN).any())
+        by_updates = self.compares_updates and bool((state.R[rest] > NEVER_SEEN).any())
         exploit = by_size or by_updates
         why = {"due": len(due), "by": self.by if exploit else "chance"}
         return Selection((*last.tolist(), *picked.tolist()), exploit, why=why)
@@ -140,8 +140,8 @@ class RoundRobinSelector(Selector):
             return rest[score.argsort(descending=True, stable=True)[:count]]
         return rest[:count]
 
-    def observe(self, memory: RoundRobinState, event: RoundEvent) -> RoundRobinState:
-        m, k, u = memory, event.updates.k, event.updates.u
+    def observe(self, state: RoundRobinState, event: RoundEvent) -> RoundRobinState:
+        m, k, u = state, event.updates.k, event.updates.u
         chosen = torch.tensor(event.chosen, dtype=torch.long)
         again = m.turn[chosen] >= m.sweep  # the first of the next sweep
         turn = m.turn.clone()

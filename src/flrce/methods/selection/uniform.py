@@ -15,6 +15,6 @@ class UniformSelector(Selector):
 
     reads_clients: ClassVar[bool] = False
 
-    def select(self, memory: Any, view: RoundView, rng: Generator) -> Selection:
+    def select(self, state: Any, view: RoundView, rng: Generator) -> Selection:
         picked = rng.permutation(len(view.pool))[: view.P]
         return Selection(tuple(view.pool[i] for i in picked))

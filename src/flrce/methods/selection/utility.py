@@ -82,9 +82,9 @@ class UtilitySelector(Selector):
         """epsilon in round t."""
         return max(self.epsilon * self.decay ** (t - 1), self.floor)
 
-    def select(self, memory: UtilityState, view: RoundView, rng: Generator) -> Selection:
+    def select(self, state: UtilityState, view: RoundView, rng: Generator) -> Selection:
         pool = torch.tensor(view.pool)
-        m = memory
+        m = state
         if not bool(m.L.any()):
             return self._select_first_cohort(view, rng)
         seconds = estimate_durations(m, view)
@@ -136,8 +136,8 @@ class UtilitySelector(Selector):
             tuple(view.pool[i] for i in picked), keep=view.P, why={"epsilon": 1.0, "by_score": 0}
         )
 
-    def observe(self, memory: UtilityState, event: RoundEvent) -> UtilityState:
-        m, updates, k = memory, event.updates, event.updates.k
+    def observe(self, state: UtilityState, event: RoundEvent) -> UtilityState:
+        m, updates, k = state, event.updates, event.updates.k
         assert updates.loss_square is not None
         assert updates.seconds is not None
         exploited = m.L[k] > 0

@@ -68,56 +68,56 @@ class EMA(ServerAverage):
     def initial_state(self, M: int, d: int, D: int) -> RunningMeanState:
         return RunningMeanState(torch.zeros(D, dtype=torch.float64))
 
-    def observe(self, memory: RunningMeanState, event: RoundEvent) -> RunningMeanState:
-        total = allocate_like(memory.total)
+    def observe(self, state: RunningMeanState, event: RoundEvent) -> RunningMeanState:
+        total = allocate_like(state.total)
         for part, before, w in zip(
-            *(x.split(FLOATS_PER_CACHE_BLOCK) for x in (total, memory.total, event.w_next)),
+            *(x.split(FLOATS_PER_CACHE_BLOCK) for x in (total, state.total, event.w_next)),
             strict=True,
         ):
             torch.mul(before, self.decay, out=part).add_(w, alpha=1 - self.decay)  # in the cache
         headway, straight, known = (
-            self._compute_headway(memory, event),
-            memory.straight,
-            memory.known,
+            self._compute_headway(state, event),
+            state.straight,
+            state.known,
         )
         if headway is not None:
             straight = self.decay * straight + (1 - self.decay) * headway
             known = self.decay * known + (1 - self.decay)
         return RunningMeanState(
-            total, self.decay * memory.weight + 1 - self.decay, headway, straight, known
+            total, self.decay * state.weight + 1 - self.decay, headway, straight, known
         )
 
-    def model(self, memory: RunningMeanState, w: Tensor) -> Tensor:
-        if not memory.weight:
+    def model(self, state: RunningMeanState, w: Tensor) -> Tensor:
+        if not state.weight:
             return w
-        share = self._compute_average_share(memory)
+        share = self._compute_average_share(state)
         if not share:
             return w
         model = allocate_like(w)
         for part, last, total in zip(
             model.split(FLOATS_PER_CACHE_BLOCK),
             w.split(FLOATS_PER_CACHE_BLOCK),
-            memory.total.split(FLOATS_PER_CACHE_BLOCK),
+            state.total.split(FLOATS_PER_CACHE_BLOCK),
             strict=True,
         ):
-            average = total / memory.weight
+            average = total / state.weight
             part.copy_(torch.lerp(last.double(), average, share) if share < 1 else average)
         return model
 
-    def _compute_average_share(self, memory: RunningMeanState) -> float:
+    def _compute_average_share(self, state: RunningMeanState) -> float:
         """How much of the way from the last model to the average is gone."""
-        eased = float(memory.weight**self.ease)
+        eased = float(state.weight**self.ease)
         if not self.level:
             return eased
-        if not memory.known:  # nothing is known of the way yet
+        if not state.known:  # nothing is known of the way yet
             return 0.0
-        return eased * min(max(2 - memory.straight / memory.known / self.level, 0.0), 1.0)
+        return eased * min(max(2 - state.straight / state.known / self.level, 0.0), 1.0)
 
-    def get_headway(self, memory: RunningMeanState) -> float | None:
+    def get_headway(self, state: RunningMeanState) -> float | None:
         """Of the round that was observed last."""
-        return memory.headway
+        return state.headway
 
-    def _compute_headway(self, memory: RunningMeanState, event: RoundEvent) -> float | None:
+    def _compute_headway(self, state: RunningMeanState, event: RoundEvent) -> float | None:
         """Cosine between the round's step and the way from the average before it to w; None where
         there is no way.
 
@@ -125,13 +125,13 @@ class EMA(ServerAverage):
         the average. After one round the average is w itself, and what is left of the way is
         rounding.
         """
-        if memory.weight <= 1 - self.decay:
+        if state.weight <= 1 - self.decay:
             return None
         d, products = event.updates.trainable, torch.zeros(3, dtype=torch.float64)
-        vectors = (event.w[:d], event.w_next[:d], memory.total[:d])
+        vectors = (event.w[:d], event.w_next[:d], state.total[:d])
         part = FLOATS_PER_CACHE_BLOCK if d > LARGE else FLOATS_PER_CAST
         for w, w_next, total in zip(*(vector.split(part) for vector in vectors), strict=True):
-            way, step = w - total / memory.weight, (w_next - w).double()
+            way, step = w - total / state.weight, (w_next - w).double()
             products += torch.stack([way @ step, way @ way, step @ step])
         length = math.sqrt(float(products[1] * products[2]))
         return float(products[0]) / length if length else None
@@ -157,14 +157,14 @@ class SWA(ServerAverage):
     def initial_state(self, M: int, d: int, D: int) -> RunningMeanState:
         return RunningMeanState(torch.zeros(D, dtype=torch.float64))
 
-    def observe(self, memory: RunningMeanState, event: RoundEvent) -> RunningMeanState:
+    def observe(self, state: RunningMeanState, event: RoundEvent) -> RunningMeanState:
         late = event.t - self.after
         if late <= 0 or late % self.every:
-            return memory
-        return RunningMeanState(memory.total + event.w_next, memory.weight + 1)
+            return state
+        return RunningMeanState(state.total + event.w_next, state.weight + 1)
 
-    def model(self, memory: RunningMeanState, w: Tensor) -> Tensor:
-        return (memory.total / memory.weight).to(w.dtype) if memory.weight else w
+    def model(self, state: RunningMeanState, w: Tensor) -> Tensor:
+        return (state.total / state.weight).to(w.dtype) if state.weight else w
 
 
 @dataclass(frozen=True)
@@ -184,12 +184,12 @@ class TailMean(ServerAverage):
     def initial_state(self, M: int, d: int, D: int) -> TailState:
         return TailState()
 
-    def observe(self, memory: TailState, event: RoundEvent) -> TailState:
-        kept = deque([*memory.models.items(), (event.t, event.w_next)], maxlen=self.last)
+    def observe(self, state: TailState, event: RoundEvent) -> TailState:
+        kept = deque([*state.models.items(), (event.t, event.w_next)], maxlen=self.last)
         return TailState(dict(kept))
 
-    def model(self, memory: Any, w: Tensor) -> Tensor:
-        return _compute_mean_model(memory, w)
+    def model(self, state: Any, w: Tensor) -> Tensor:
+        return _compute_mean_model(state, w)
 
 
 @dataclass(frozen=True)
@@ -206,20 +206,20 @@ class GrowingTailMean(ServerAverage):
     def initial_state(self, M: int, d: int, D: int) -> TailState:
         return TailState()
 
-    def observe(self, memory: TailState, event: RoundEvent) -> TailState:
+    def observe(self, state: TailState, event: RoundEvent) -> TailState:
         oldest = event.t - math.ceil(self.share * event.t - 1e-9) + 1
-        kept = {t: model for t, model in memory.models.items() if t >= oldest}
+        kept = {t: model for t, model in state.models.items() if t >= oldest}
         return TailState({**kept, event.t: event.w_next})
 
-    def model(self, memory: Any, w: Tensor) -> Tensor:
-        return _compute_mean_model(memory, w)
+    def model(self, state: Any, w: Tensor) -> Tensor:
+        return _compute_mean_model(state, w)
 
 
-def _compute_mean_model(memory: TailState, w: Tensor) -> Tensor:
+def _compute_mean_model(state: TailState, w: Tensor) -> Tensor:
     """The models' mean; w where there are none."""
-    if not memory.models:
+    if not state.models:
         return w
     total = torch.zeros_like(w, dtype=torch.float64)
-    for model in memory.models.values():
+    for model in state.models.values():
         total += model.double()
-    return (total / len(memory.models)).to(w.dtype)
+    return (total / len(state.models)).to(w.dtype)

@@ -30,11 +30,9 @@ class FedDynStep(ServerStep):
         return FedDynState(torch.zeros(d), torch.zeros(M, dtype=torch.bool))
 
     def step(
-        self, w: Tensor, target: Tensor, updates: Updates, memory: FedDynState
+        self, w: Tensor, target: Tensor, updates: Updates, state: FedDynState
     ) -> tuple[Tensor, FedDynState]:
         d = updates.trainable
-        total = memory.total.double() + updates.u.double().sum(0)
-        moved = target[:d].double() + total / len(memory.clients)
-        return torch.cat([moved.to(w.dtype), target[d:]]), FedDynState(
-            total.float(), memory.clients
-        )
+        total = state.total.double() + updates.u.double().sum(0)
+        moved = target[:d].double() + total / len(state.clients)
+        return torch.cat([moved.to(w.dtype), target[d:]]), FedDynState(total.float(), state.clients)

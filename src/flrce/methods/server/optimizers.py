@@ -42,10 +42,10 @@ class ServerMomentum(ServerStep):
         return MomentState(torch.zeros(d), torch.zeros(0))
 
     def step(
-        self, w: Tensor, target: Tensor, updates: Updates, memory: MomentState
+        self, w: Tensor, target: Tensor, updates: Updates, state: MomentState
     ) -> tuple[Tensor, MomentState]:
-        m = self.beta * memory.m + _compute_target_delta(w, target, updates)
-        return _apply_server_step(w, target, updates, self.rate * m), MomentState(m, memory.v)
+        m = self.beta * state.m + _compute_target_delta(w, target, updates)
+        return _apply_server_step(w, target, updates, self.rate * m), MomentState(m, state.v)
 
 
 @dataclass(frozen=True)
@@ -66,11 +66,11 @@ class ServerAdam(ServerStep):
         return _init_moments(d, self.tau)
 
     def step(
-        self, w: Tensor, target: Tensor, updates: Updates, memory: MomentState
+        self, w: Tensor, target: Tensor, updates: Updates, state: MomentState
     ) -> tuple[Tensor, MomentState]:
         delta = _compute_target_delta(w, target, updates)
-        v = self.beta2 * memory.v + (1 - self.beta2) * delta.square()
-        return _adaptive_step(self, w, target, updates, delta, memory.m, v)
+        v = self.beta2 * state.v + (1 - self.beta2) * delta.square()
+        return _adaptive_step(self, w, target, updates, delta, state.m, v)
 
 
 @dataclass(frozen=True)
@@ -88,12 +88,12 @@ class ServerYogi(ServerStep):
         return _init_moments(d, self.tau)
 
     def step(
-        self, w: Tensor, target: Tensor, updates: Updates, memory: MomentState
+        self, w: Tensor, target: Tensor, updates: Updates, state: MomentState
     ) -> tuple[Tensor, MomentState]:
         delta = _compute_target_delta(w, target, updates)
         square = delta.square()
-        v = memory.v - (1 - self.beta2) * square * torch.sign(memory.v - square)
-        return _adaptive_step(self, w, target, updates, delta, memory.m, v)
+        v = state.v - (1 - self.beta2) * square * torch.sign(state.v - square)
+        return _adaptive_step(self, w, target, updates, delta, state.m, v)
 
 
 @dataclass(frozen=True)
@@ -110,10 +110,10 @@ class ServerAdagrad(ServerStep):
         return _init_moments(d, self.tau)
 
     def step(
-        self, w: Tensor, target: Tensor, updates: Updates, memory: MomentState
+        self, w: Tensor, target: Tensor, updates: Updates, state: MomentState
     ) -> tuple[Tensor, MomentState]:
         delta = _compute_target_delta(w, target, updates)
-        return _adaptive_step(self, w, target, updates, delta, memory.m, memory.v + delta.square())
+        return _adaptive_step(self, w, target, updates, delta, state.m, state.v + delta.square())
 
 
 @dataclass(frozen=True)
@@ -125,13 +125,13 @@ class FedExPStep(ServerStep):
     eps: NonNegativeFloat = 1e-3
     device_agnostic: ClassVar[bool] = True
 
-    def step(self, w: Tensor, target: Tensor, updates: Updates, memory: Any) -> tuple[Tensor, Any]:
+    def step(self, w: Tensor, target: Tensor, updates: Updates, state: Any) -> tuple[Tensor, Any]:
         delta = _compute_target_delta(w, target, updates)
         each = torch.linalg.vector_norm(updates.u, dim=1, dtype=torch.float64).square().sum()
         eta = max(
             1.0, float(each / (2 * len(updates) * (delta.double().square().sum() + self.eps)))
         )
-        return _apply_server_step(w, target, updates, eta * delta), memory
+        return _apply_server_step(w, target, updates, eta * delta), state
 
 
 def _init_moments(d: int, tau: float) -> MomentState:

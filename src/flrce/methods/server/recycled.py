@@ -38,15 +38,15 @@ class RecycledUpdate(ServerStep):
     def initial_state(self, M: int, d: int, D: int) -> RecycledUpdateState:
         return RecycledUpdateState(torch.zeros(D), self.inner.initial_state(M, d, D))
 
-    def observe(self, memory: RecycledUpdateState, event: RoundEvent) -> RecycledUpdateState:
-        return RecycledUpdateState(memory.last, self.inner.observe(memory.inner, event))
+    def observe(self, state: RecycledUpdateState, event: RoundEvent) -> RecycledUpdateState:
+        return RecycledUpdateState(state.last, self.inner.observe(state.inner, event))
 
     def step(
-        self, w: Tensor, target: Tensor, updates: Updates, memory: RecycledUpdateState
+        self, w: Tensor, target: Tensor, updates: Updates, state: RecycledUpdateState
     ) -> tuple[Tensor, RecycledUpdateState]:
-        stepped, inner = self.inner.step(w, target, updates, memory.inner)
+        stepped, inner = self.inner.step(w, target, updates, state.inner)
         if updates.covered is None:
             return stepped, RecycledUpdateState(stepped - w, inner)
-        sent, last = updates.covered.any(0), memory.last.to(w.dtype)
+        sent, last = updates.covered.any(0), state.last.to(w.dtype)
         last = torch.where(sent, stepped - w, last)
         return torch.where(sent, stepped, w + last), RecycledUpdateState(last, inner)

@@ -80,7 +80,7 @@ class CostBudget(StopRule):
 
 @dataclass(frozen=True)
 class Patience(StopRule):
-    """Stop when the headline metric has not improved by `least` on the best of before for `rounds`
+    """Stop when the primary metric has not improved by `least` on the best of before for `rounds`
     evaluations.
     """
 
@@ -150,19 +150,19 @@ class AnyOf(StopRule):
         rule = self._stateful_rule
         return None if rule is None else rule.initial_state(M, d, D)
 
-    def observe(self, memory: Any, event: RoundEvent) -> Any:
+    def observe(self, state: Any, event: RoundEvent) -> Any:
         rule = self._stateful_rule
-        return memory if rule is None else rule.observe(memory, event)
+        return state if rule is None else rule.observe(state, event)
 
-    def report_figures(self, memory: Any, event: RoundEvent) -> Mapping[str, float]:
+    def report_figures(self, state: Any, event: RoundEvent) -> Mapping[str, float]:
         holder, found = self._stateful_rule, dict[str, float]()
         for rule in self.rules:
-            found |= rule.report_figures(memory if rule is holder else None, event)
+            found |= rule.report_figures(state if rule is holder else None, event)
         return found
 
-    def distance_from_start(self, memory: Any) -> float | None:
+    def distance_from_start(self, state: Any) -> float | None:
         rule = self._stateful_rule
-        return None if rule is None else rule.distance_from_start(memory)
+        return None if rule is None else rule.distance_from_start(state)
 
     def __call__(self, history: Sequence[RoundRecord]) -> str:
         return next((why for rule in self.rules if (why := rule(history))), "")

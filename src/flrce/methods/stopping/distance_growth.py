@@ -52,19 +52,19 @@ class DistanceGrowth(StopRule):
     def initial_state(self, M: int, d: int, D: int) -> DistanceGrowthState:
         return DistanceGrowthState(torch.zeros(D))
 
-    def observe(self, memory: DistanceGrowthState, event: RoundEvent) -> DistanceGrowthState:
-        start = memory.model if memory.known else event.w.clone()
+    def observe(self, state: DistanceGrowthState, event: RoundEvent) -> DistanceGrowthState:
+        start = state.model if state.known else event.w.clone()
         d = event.updates.trainable
         total = 0.0
         for before, now in zip(
             start[:d].split(FLOATS_PER_CAST), event.w_next[:d].split(FLOATS_PER_CAST), strict=True
         ):
             total += float((now - before).double().square().sum())
-        return replace(memory, model=start, known=True, way=total**0.5)
+        return replace(state, model=start, known=True, way=total**0.5)
 
-    def distance_from_start(self, memory: DistanceGrowthState) -> float:
+    def distance_from_start(self, state: DistanceGrowthState) -> float:
         """The length of w_t - w_0, of what trains."""
-        return memory.way
+        return state.way
 
     def __call__(self, history: Sequence[RoundRecord]) -> str:
         ways = [h.way for h in history if h.way is not None]
