@@ -55,8 +55,8 @@ class Scaffold(LocalTrainer):
 
     def check_recipe(self, recipe):
         return (
-            "SCAFFOLD needs whole models; drop model.kept and sub-models"
-            if recipe.kept or recipe.partial_pieces
+            "SCAFFOLD needs whole models; drop model.personal and sub-models"
+            if recipe.personal or recipe.partial_pieces
             else ""
         )
 

@@ -456,3 +456,16 @@ def test_no_availability_model_is_an_error(setting, line, capsys):
     told = capsys.readouterr().err
     assert line in told
     assert told.count("\n") == 1
+
+
+def test_settings_of_a_model_have_old_names():
+    """`kept` and `fixed` mean `personal` and `frozen`, and run directories store the old names."""
+    new, old = (
+        Experiment(model={"name": "mlp", first: "norms", second: ["0.*"]})
+        for first, second in (("personal", "frozen"), ("kept", "fixed"))
+    )
+    assert new.to_toml() == old.to_toml()
+    recipe = new.build_recipe()
+    assert (recipe.personal, recipe.frozen) == (("norms",), ("0.*",))
+    with pytest.raises(BadInput, match=r"model.personal and its old name model.kept are given"):
+        Experiment(model={"personal": "norms", "kept": "head"})

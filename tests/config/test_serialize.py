@@ -89,7 +89,8 @@ def test_a_recipe_stands_for_the_usual_experiment():
     [
         ({"recipe": mine(), "per_round": 4}, "its own per_round"),
         ({"recipe": mine(), "train": {"lr": 0.1}}, "its own train"),
-        ({"recipe": recipes.fedper(), "model": {"kept": "norms"}}, r"its own model\.kept"),
+        ({"recipe": recipes.fedper(), "model": {"kept": "norms"}}, r"its own model\.personal"),
+        ({"recipe": recipes.fedper(), "model": {"personal": "norms"}}, r"its own model\.personal"),
         ({"recipe": mine(stop=AnyOf((CostBudget(rounds=3),)))}, "cannot be written down"),
         ({"recipe": {"name": "mine", "base": "fedavgg"}}, r"recipe\.base = 'fedavgg'"),
         ({"recipe": {"name": "", "base": "fedavg"}}, "give it a name"),

@@ -391,7 +391,7 @@ def test_what_is_personal_does_not_travel(recipe, names):
     built = runs.build_simulation(exp)
     with closing(built.engine):
         where = built.engine.runner.layout
-        assert sorted(s.name for s in where.kept) == sorted(names)
+        assert sorted(s.name for s in where.personal) == sorted(names)
         done = list(built.iterate_rounds(exp))
     assert [r.record.bytes_up for r in done] == [3 * 4 * where.size] * 2
 
@@ -729,7 +729,7 @@ def test_the_stack_runs_every_method_or_says_why_not(name, caplog):
         ({"name": "apfl", "alpha": 1.5}, {}, "less than or equal to 1"),
         ({"name": "fedrep", "body": 2}, {}, "leave at least one for the head"),
         ({"name": "fedrep"}, {"train": {"steps": 4}}, r"train\.epochs"),
-        ({"name": "fedavg"}, {"train": {"update": ["phases", "sgd"]}}, r"model\.kept"),
+        ({"name": "fedavg"}, {"train": {"update": ["phases", "sgd"]}}, r"model\.personal"),
         ({"name": "scaffold", "option": "I"}, {"train": {"steps": 4}}, r"train\.epochs"),
         ({"name": "scaffold", "option": "III"}, {}, "'I' or 'II'"),
         ({"name": "fednova"}, {"train": {"optimizer": "adam"}}, "not of Adam"),

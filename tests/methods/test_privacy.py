@@ -172,7 +172,7 @@ def test_adaptive_clipping_by_hand_and_its_noise_adds_up():
         ({"selector": UtilitySelector()}, "UtilitySelector"),
         ({"selector": RoundRobinSelector()}, "RoundRobinSelector"),
         ({"server": FedExPStep()}, "FedExPStep"),
-        ({"trainer": recipes.scaffold().trainer, "kept": ()}, "ScaffoldTraining"),
+        ({"trainer": recipes.scaffold().trainer, "personal": ()}, "ScaffoldTraining"),
         ({"sums": True}, "single updates"),
         ({"pace": BufferedPace(2), "minimum": 1}, "BufferedPace"),
         ({"pace": OverCommitment()}, "OverCommitment"),

@@ -87,7 +87,7 @@ def is_plain_training(recipe: Recipe) -> bool:
     loss before.
     """
     asks = isinstance(recipe.selector, PowerOfChoice | AdaptiveTierSelector)
-    whole = recipe.submodel == FullModel() and not recipe.kept and not recipe.augment
+    whole = recipe.submodel == FullModel() and not recipe.personal and not recipe.augment
     steady = recipe.pace == SynchronousPace() and not asks
     return (
         whole and steady and type(recipe.trainer) is PlainTraining and len(recipe.chain.links) == 1

@@ -68,7 +68,7 @@ def build_experiment_trial(file: Path, overrides: Sequence[str], trust: bool = F
     precision: Any = experiment.engine.precision or "float32"
     objective = experiment.build_objective(source.kind)
     kind = precision if device == "cuda" else resolve_cpu_precision(precision)
-    trainer = TorchTrainer(net, source.shape, objective, recipe.kept, device, kind)
+    trainer = TorchTrainer(net, source.shape, objective, recipe.personal, device, kind)
     flops = training_flops(net, source.shape, tokens=source.x.dtype == np.int64)
     if not flops:
         raise BadInput(

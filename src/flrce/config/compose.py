@@ -56,8 +56,8 @@ def compose_recipe(
     table: Mapping[str, Any],
     local: Mapping[str, Any],
     budget: Mapping[str, Any],
-    kept: tuple[str, ...] = (),
-    fixed: tuple[str, ...] = (),
+    personal: tuple[str, ...] = (),
+    frozen: tuple[str, ...] = (),
 ) -> Recipe:
     """A recipe from `[recipe]`: `name`, that recipe's own settings, pieces by role; plus the
     budgets of `[stop]`.
@@ -105,8 +105,8 @@ def compose_recipe(
     least = 0 if made.get("aggregator", recipe.aggregator).accepts_empty_rounds else 1
     recipe = replace(
         recipe,
-        kept=(*recipe.kept, *kept),
-        fixed=(*recipe.fixed, *fixed),
+        personal=(*recipe.personal, *personal),
+        frozen=(*recipe.frozen, *frozen),
         minimum=max(recipe.minimum, least),
         **update,
         **made,

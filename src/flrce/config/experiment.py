@@ -24,6 +24,7 @@ from flrce.config.recipe_names import (
     explain_changed_name,
 )
 from flrce.config.sections import (
+    STORED_MODEL_KEYS,
     DataSection,
     EngineSection,
     FleetSection,
@@ -32,6 +33,7 @@ from flrce.config.sections import (
     StopSection,
     TrainSection,
     explain_old_availability,
+    rename_model_keys,
 )
 from flrce.config.serialize import serialize_recipe
 from flrce.core.bounds import PositiveInt, format_value
@@ -218,14 +220,14 @@ class Experiment(Section):
                 "rounds": self.rounds,
                 **build_local_settings(self.train.model_dump(exclude_none=True)),
             }
-            kept, fixed = _as_tuple(self.model.kept), _as_tuple(self.model.fixed)
+            personal, frozen = _as_tuple(self.model.kept), _as_tuple(self.model.fixed)
             return compose_recipe(
-                self.recipe, local, self.stop.model_dump(exclude_none=True), kept, fixed
+                self.recipe, local, self.stop.model_dump(exclude_none=True), personal, frozen
             )
 
-    def kept_patterns(self) -> tuple[str, ...]:
-        """The parameters that stay with their client, by the recipe and by model.kept; nothing is
-        imported for it.
+    def personal_patterns(self) -> tuple[str, ...]:
+        """The parameters that stay with their client, by the recipe and by model.personal; nothing
+        is imported for it.
         """
         plain = {
             key: value
@@ -233,7 +235,9 @@ class Experiment(Section):
             if key not in ROLES or not any(find_names(value))
         }
         with apply_trust(NOTHING):
-            return compose_recipe(plain, {"P": self.per_round}, {}, _as_tuple(self.model.kept)).kept
+            return compose_recipe(
+                plain, {"P": self.per_round}, {}, _as_tuple(self.model.kept)
+            ).personal
 
     def build_network(self, samples: Source | SampleSpec) -> Any:
         """The network that the experiment names, for these samples."""
@@ -314,9 +318,11 @@ def _embed_recipe(tables: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
     model = tables.get("model", {})
     if not isinstance(model, dict):
         model = model.model_dump(exclude_none=True)
+    model = rename_model_keys(model)
     clash = set(model) & set(found.get("model", {}))
     if clash:
-        raise BadInput(f"recipe is a value and has its own model.{min(clash)}; drop one of them")
+        key = next(new for new, stored in STORED_MODEL_KEYS.items() if stored in clash)
+        raise BadInput(f"recipe is a value and has its own model.{key}; drop one of them")
     return {**tables, **found, "model": {**model, **found.get("model", {})}}
 
 

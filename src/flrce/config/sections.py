@@ -118,14 +118,33 @@ class DataSection(Section):
         )
 
 
+#: a key of [model] in experiment files -> its name in run directories, which files may use too
+STORED_MODEL_KEYS = {"personal": "kept", "frozen": "fixed"}
+
+
+def rename_model_keys(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The table of a model with its keys as run directories have them."""
+    for key, stored in STORED_MODEL_KEYS.items():
+        if key in table and stored in table:
+            raise ValueError(f"model.{key} and its old name model.{stored} are given; drop one")
+    return {STORED_MODEL_KEYS.get(key, key): value for key, value in table.items()}
+
+
 class ModelSection(Section):
     name: str = "auto"
     # the network's arguments: width, ...
     options: dict[str, bool | int | float | str | list[str]] | None = None
-    kept: str | list[str] | None = None  # patterns of parameters that stay with their client
-    fixed: str | list[str] | None = None  # patterns of parameters that neither train nor travel
+    # patterns of parameters that stay with their client; `personal` in an experiment file
+    kept: str | list[str] | None = None
+    # patterns of parameters that neither train nor travel; `frozen` in an experiment file
+    fixed: str | list[str] | None = None
     # FedPara: weights are Hadamard products of low-rank factors, 0 the fewest floats, 1 the most
     lowrank: Annotated[float, Field(ge=0, le=1)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _use_stored_names(cls, table: Any) -> Any:
+        return rename_model_keys(table) if isinstance(table, Mapping) else table
 
     @field_validator("name")
     @classmethod

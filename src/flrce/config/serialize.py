@@ -42,7 +42,9 @@ def serialize_recipe(recipe: Recipe) -> dict[str, Any]:
     )
     found: dict[str, Any] = {"per_round": recipe.P, "recipe": table, "train": train}
     model = {
-        key: list(value) for key, value in (("kept", recipe.kept), ("fixed", recipe.fixed)) if value
+        key: list(value)
+        for key, value in (("kept", recipe.personal), ("fixed", recipe.frozen))
+        if value
     }
     _verify_round_trip(recipe, found, model)
     return found | ({"model": model} if model else {})

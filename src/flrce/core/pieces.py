@@ -146,10 +146,9 @@ class Recipe:
     # how gradients become steps: a chain of links (training/update_chain.py); None: plain SGD
     update: Any = None
     augment: tuple[Any, ...] = ()  # transforms of each batch (training/augment.py)
-    kept: tuple[
-        str, ...
-    ] = ()  # patterns of parameters that stay with their client, "norms" or "head"
-    fixed: tuple[str, ...] = ()  # patterns of parameters that neither train nor travel
+    # patterns of parameters that stay with their client, "norms" or "head"
+    personal: tuple[str, ...] = ()
+    frozen: tuple[str, ...] = ()  # patterns of parameters that neither train nor travel
     submodel: SubModel = FullModel()
     compressor: Compressor = NoCompression()
     downlink: Downlink = DENSE_DOWNLOAD

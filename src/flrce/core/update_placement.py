@@ -69,7 +69,7 @@ def explain_partial_replies(recipe: Recipe, d: int) -> str:
         return f"{type(recipe.compressor).__name__} encodes on the host"
     if recipe.partial_pieces:
         return f"{recipe.partial_pieces} lets replies cover some coordinates only"
-    if recipe.kept:
+    if recipe.personal:
         return "some parameters stay with their clients"
     if recipe.chain is not None and recipe.chain.list_extra_sizes(d):
         return "clients send more than their updates"

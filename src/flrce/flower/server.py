@@ -123,7 +123,7 @@ def local_of(experiment: Experiment, context: Context, built: DataAndModel | Non
         origin.shift,
         federation.clients[k],
         experiment.build_objective(origin.kind),
-        recipe.kept,
+        recipe.personal,
         experiment.engine.kernel,
     )
 
@@ -155,7 +155,7 @@ def build_cost_model(
     """The simulator's books of the experiment's fleet."""
     source, fleet = federation.source, experiment.fleet
     devices = assign_devices(fleet.profile, federation.clients, experiment.seed, fleet.clients)
-    kept = experiment.build_recipe().kept
+    kept = experiment.build_recipe().personal
     runner = ClientRunner(
         net, source.shape, federation.x, federation.y, source.scale, source.shift, kept=kept
     )
@@ -175,7 +175,7 @@ def _build_data_and_model(text: str, trust: Trust) -> DataAndModel:
     pool = d.read_source()
     federation = experiment.federate(pool)
     net = experiment.factorize_network(experiment.build_network(pool))
-    return federation, freeze_parameters(net, experiment.build_recipe().fixed)
+    return federation, freeze_parameters(net, experiment.build_recipe().frozen)
 
 
 def _find_common_profile(experiment: Experiment) -> str | None:

@@ -367,4 +367,4 @@ def list_client_state(recipe: Recipe) -> list[str]:
     links = [link for link in steps if link.ends_rounds and not link.declares_extras]
     code = recipe.compressor
     pieces = [*links, *([code] if code.keeps_state else [])]
-    return [*recipe.kept, *(type(piece).__name__ for piece in pieces)]
+    return [*recipe.personal, *(type(piece).__name__ for piece in pieces)]

@@ -41,7 +41,7 @@ class RecipeStrategy(FlrceStrategy):
         self.refuse_unknown(settings)
         super().__init__(*fedavg, **settings)
         self.recipe, self.by_fraction = recipe, bool(fedavg) or "fraction_train" in settings
-        self.kept = recipe.kept
+        self.kept = recipe.personal
 
     def draft_recipe(self) -> Recipe:
         return self.recipe

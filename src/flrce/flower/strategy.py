@@ -217,8 +217,8 @@ class FlrceStrategy(Strategy):
         judge: EvaluateFunction | None,
     ) -> Session:
         runner = self._build_runner()
-        if runner and runner.layout.kept:
-            staying = {slot.name for slot in runner.layout.kept}
+        if runner and runner.layout.personal:
+            staying = {slot.name for slot in runner.layout.personal}
             judge = _evaluate_with_personal(judge, arrays)
             arrays = ArrayRecord(
                 {name: array for name, array in arrays.items() if name not in staying}

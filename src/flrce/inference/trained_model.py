@@ -102,7 +102,7 @@ def load(
     fields = spec.preprocessing.fields if spec.preprocessing else ()
     network = experiment.build_network(spec) if model is None else attach_fields(model, fields)
     network = finish_network(
-        network, make_example(spec), experiment, experiment.build_recipe().fixed
+        network, make_example(spec), experiment, experiment.build_recipe().frozen
     )
     copy_tensors(network, load_run_tensors(run, last, marks), run)
     return TrainedModel(network.eval().requires_grad_(False), spec, run)

@@ -84,7 +84,7 @@ class ModelLayout:
     trainable: int
     size: int
     # what stays with the client, in a vector of its own: trained first
-    kept: tuple[TensorSlot, ...] = ()
+    personal: tuple[TensorSlot, ...] = ()
 
     def view_tensors(self, w: Tensor) -> dict[str, Tensor]:
         """Named views into w (..., size); writing to them writes to w."""
@@ -96,15 +96,15 @@ class ModelLayout:
     @cached_property
     def personal_layout(self) -> "ModelLayout":
         """The client's own vector alone."""
-        return _make_consecutive_layout([(s.name, s.shape, s.trainable) for s in self.kept])
+        return _make_consecutive_layout([(s.name, s.shape, s.trainable) for s in self.personal])
 
     @cached_property
     def local_layout(self) -> "ModelLayout":
         """The local vector: all that a client holds."""
-        if not self.kept:
+        if not self.personal:
             return self
-        trained = [s for s in (*self.kept, *self.slots) if s.trainable]
-        rest = [s for s in (*self.slots, *self.kept) if not s.trainable]
+        trained = [s for s in (*self.personal, *self.slots) if s.trainable]
+        rest = [s for s in (*self.slots, *self.personal) if not s.trainable]
         return _make_consecutive_layout([(s.name, s.shape, s.trainable) for s in (*trained, *rest)])
 
     @property
@@ -114,7 +114,7 @@ class ModelLayout:
 
     def join(self, w: Tensor, own: Tensor | None) -> Tensor:
         """The local vector of a client with these kept floats."""
-        if not self.kept or own is None:
+        if not self.personal or own is None:
             return w
         return torch.cat(
             [own[: self.personal_layout.trainable], w, own[self.personal_layout.trainable :]]
@@ -122,7 +122,7 @@ class ModelLayout:
 
     def split(self, local: Tensor) -> tuple[Tensor, Tensor | None]:
         """(w, the client's own) of a local vector."""
-        if not self.kept:
+        if not self.personal:
             return local, None
         where = self.shared_slice
         return local[where], torch.cat([local[: where.start], local[where.stop :]])
@@ -200,13 +200,13 @@ def _match_personal_tensors(
         if not here and pattern != ANY_NORMS_KEYWORD:
             few = ", ".join(names[:6])
             raise BadInput(
-                f"{pattern!r}, which clients are to keep (model.kept, recipe.heads), matches no"
+                f"{pattern!r}, which clients are to keep (model.personal, recipe.heads), matches no"
                 f" tensor of the network; it has {few}, ..."
             )
         found |= here
     if found and not set(names) - found:
         raise BadInput(
-            f"model.kept = {', '.join(patterns)!r} keeps every tensor with the client: nothing"
+            f"model.personal = {', '.join(patterns)!r} keeps every tensor with the client: nothing"
             " would travel"
         )
     return found
@@ -268,7 +268,7 @@ def freeze_parameters(module: nn.Module, patterns: Sequence[str]) -> nn.Module:
         if not here:
             few = ", ".join(names[:6])
             raise BadInput(
-                f"no parameter that trains is called {pattern!r} (model.fixed, or a recipe of"
+                f"no parameter that trains is called {pattern!r} (model.frozen, or a recipe of"
                 f" adapters); some are {few}"
             )
         for name, p in module.named_parameters():
@@ -276,7 +276,7 @@ def freeze_parameters(module: nn.Module, patterns: Sequence[str]) -> nn.Module:
                 p.requires_grad_(False)
     if not any(p.requires_grad for p in module.parameters()):
         raise BadInput(
-            f"model.fixed = {', '.join(patterns)!r} fixes every parameter: nothing would train"
+            f"model.frozen = {', '.join(patterns)!r} fixes every parameter: nothing would train"
         )
     return module
 
@@ -315,7 +315,7 @@ def pack_personal(module: nn.Module, where: ModelLayout) -> Tensor | None:
     """What a client keeps before it has trained: the module's own values; None where nothing is
     kept.
     """
-    return _copy_to_vector(module, where.personal_layout) if where.kept else None
+    return _copy_to_vector(module, where.personal_layout) if where.personal else None
 
 
 def _copy_to_vector(module: nn.Module, where: ModelLayout) -> Tensor:

@@ -54,7 +54,7 @@ def validate_network(net: nn.Module, x: Tensor, outputs: int | None = None) -> N
     if not any(p.requires_grad for p in net.parameters()):
         raise BadInput(
             f"{name} has no parameter that trains; let some require gradients, or fix fewer"
-            " (model.fixed)"
+            " (model.frozen)"
         )
     if outputs is None or not first.ndim:
         return

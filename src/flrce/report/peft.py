@@ -39,7 +39,7 @@ def export_adapters(run: Path, out: Path, last: bool = False) -> dict[str, Any]:
     # rank and alpha stand there: as they were sealed
     read_sealed_file(run / "experiment.toml", marks, MAX_SETTINGS_BYTES)
     experiment = Experiment.load(run / "experiment.toml", trust=NOTHING)  # a record is data
-    if kept := experiment.kept_patterns():
+    if kept := experiment.personal_patterns():
         raise BadInput(
             f"{run}: every client keeps {', '.join(kept)} of its own; flrce.run(experiment,"
             f" {str(run)!r}, resume=True).personal has their models, and"

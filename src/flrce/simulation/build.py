@@ -190,7 +190,7 @@ def build_simulation(
         make_run_slot if on_gpu else make_pooled_workers,
         experiment.engine.eval_every,
         experiment.build_objective(federation.source.kind),
-        recipe.kept,
+        recipe.personal,
         experiment.build_life(tuple(federation.clients), devices),
         experiment.build_cost_model(),
     )
@@ -271,7 +271,7 @@ def build_data_and_model(
         log.info("using the PyTorch trainer; the fast kernels take networks with one input")
     few = scale_inputs(torch.from_numpy(np.array(pool.x[:2])), pool.scale, pool.shift)
     recipe, objective = experiment.build_recipe(), experiment.build_objective(pool.kind)
-    net = finish_network(net, few, experiment, recipe.fixed)
+    net = finish_network(net, few, experiment, recipe.frozen)
     if model is None and named.name == "auto":
         chosen = resolve_network_name("auto", pool.spec)
         log.info("%s", describe_network(chosen, net, experiment.per_round))

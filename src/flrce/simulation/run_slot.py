@@ -237,7 +237,7 @@ class RunSlot(Workers):
             with self.device_lock:
                 w = self.copies.get_copy(w)
         trainer = self.scheduler.get_batch_trainer(self.runner.all)
-        if isinstance(trainer, str) or self.runner.layout.kept or own is not None:
+        if isinstance(trainer, str) or self.runner.layout.personal or own is not None:
             with self.device_lock:
                 return move_scores_to_host(self.scheduler.runner.evaluate(w, index, own))
         request = GpuRequest(evaluation=(w, index))

@@ -206,7 +206,7 @@ def _run_on_flower(
         write_model_card(Path(out), federation.source.spec.to_json(), given_network)
     found = server.run_on_local_grid(experiment, out, built=(federation, net), watch=watch)
     tensors = add_untravelled_tensors(dict(found.arrays.to_torch_state_dict()), net)
-    where = make_layout(net, recipe.kept)
+    where = make_layout(net, recipe.personal)
     summary = summarize_run(found.history, where.size, where.trainable, count_frozen_bytes(net))
     sweep, every = (
         compute_sweep_rounds(recipe, len(federation.clients)),

@@ -198,7 +198,7 @@ class Simulator(Engine):
             for client, kept in client_states.items()
             if (own := find_personal_state(kept)) is not None
         }
-        if not self.runner.layout.kept and not owns:
+        if not self.runner.layout.personal and not owns:
             return self.workers.score_samples(w, index)
         parts = []
         for row in np.unique(rows):

@@ -143,7 +143,7 @@ class ClientRunner:
         return HeldPart(part.held, layout, where.trainable)
 
     def _build_part(self, task: Task) -> ModelPart:
-        if self.layout.kept:
+        if self.layout.personal:
             raise BadInput(
                 "sub-models and frozen blocks do not go with parameters that stay with the client;"
                 " drop one"
@@ -195,7 +195,7 @@ class ClientRunner:
         """Why a fused kernel cannot even find the gradients (of such a task); "" if it can."""
         if self.precision != "float32":
             return f"the fast kernels support float32 only, engine.precision is {self.precision}"
-        if self.layout.kept:
+        if self.layout.personal:
             return "some parameters stay with the client"
         if not isinstance(self.objective, Classification):
             name = type(self.objective).__name__
@@ -253,7 +253,7 @@ class ClientRunner:
         """A task made ready; `index` are the client's samples."""
         part = self.get_part(task)
         start = w if part.held is None else w[part.held]
-        if self.layout.kept:
+        if self.layout.personal:
             start = self.layout.join(w, client_state.get(PERSONAL_FLOATS_KEY, self.own))
         order, sizes = draw_batches(task, len(index), self.normalised)
         where = self.layout if part.held is None else make_layout(part.net)
@@ -351,7 +351,7 @@ class ClientRunner:
         counted = (
             isinstance(self.objective, Classification)
             and self.objective.supports_fused_evaluation
-            and not self.layout.kept
+            and not self.layout.personal
         )
         trainer = self.get_trainer(self.all, counted)
         if own is not None and len(own) == self.layout.local_layout.size:

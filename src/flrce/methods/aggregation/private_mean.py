@@ -80,7 +80,7 @@ class PrivateMean(Aggregator):
         if d < D:
             return (
                 "PrivateMean: statistics of BatchNorm cannot be clipped with the updates; use a"
-                ' network without them, or model.kept = "norms"'
+                ' network without them, or model.personal = "norms"'
             )
         if self.noise:
             compute_round_rdp(1.0, self.noise)  # says what to install where opacus is missing

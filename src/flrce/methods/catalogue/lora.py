@@ -39,7 +39,7 @@ def ffa_lora(
     """
     return replace(
         _apply_flrce_guidance(fedavg(P, **local), guided, points),
-        fixed=(LORA_A_PATTERN,),
+        frozen=(LORA_A_PATTERN,),
         name="ffa-lora",
     )
 

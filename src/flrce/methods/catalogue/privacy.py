@@ -30,7 +30,7 @@ def dp_fedavg(
         fedavg(P, **local),
         selector=PoissonSelector(),
         aggregator=PrivateMean(noise, clip, quantile, clip_rate, delta),
-        kept=(ANY_NORMS_KEYWORD,),
+        personal=(ANY_NORMS_KEYWORD,),
         minimum=0,
         name="dp-fedavg",
     )

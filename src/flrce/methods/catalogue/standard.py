@@ -177,7 +177,7 @@ def fedbn(P: int = 10, **local: Any) -> Recipe:
     """FedBN (Li et al. 2021): every client keeps its own normalisation layers; the network must
     have some.
     """
-    return replace(fedavg(P, **local), kept=(NORMS_KEYWORD,), name="fedbn")
+    return replace(fedavg(P, **local), personal=(NORMS_KEYWORD,), name="fedbn")
 
 
 def fedper(heads: Sequence[str] | None = None, P: int = 10, **local: Any) -> Recipe:
@@ -185,7 +185,9 @@ def fedper(heads: Sequence[str] | None = None, P: int = 10, **local: Any) -> Rec
     patterns name.
     """
     return replace(
-        fedavg(P, **local), kept=(HEAD_KEYWORD,) if heads is None else tuple(heads), name="fedper"
+        fedavg(P, **local),
+        personal=(HEAD_KEYWORD,) if heads is None else tuple(heads),
+        name="fedper",
     )
 
 

@@ -38,7 +38,7 @@ class CorrectedTraining(LocalTrainer):
         return (GradientCorrection(),)
 
     def check_recipe(self, recipe: Recipe) -> str:
-        parts = recipe.partial_pieces or ("model.kept" if recipe.kept else "")
+        parts = recipe.partial_pieces or ("model.personal" if recipe.personal else "")
         if parts:
             return (
                 f"the gradient correction needs whole models, but {parts} lets clients send parts;"

@@ -60,7 +60,7 @@ class DynamicTraining(LocalTrainer):
         return (DynamicRegularizer(self.alpha),)
 
     def check_recipe(self, recipe: Recipe) -> str:
-        parts = recipe.partial_pieces or ("kept" if recipe.kept else "")
+        parts = recipe.partial_pieces or ("model.personal" if recipe.personal else "")
         if parts:
             return (
                 f"FedDyn's regulariser is of whole models, but {parts} leaves clients with parts;"

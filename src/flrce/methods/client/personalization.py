@@ -24,9 +24,9 @@ class FedRepPhases(Link):
     body: EpochCount = 1
 
     def check_recipe(self, recipe: Any) -> str:
-        if not recipe.kept:
+        if not recipe.personal:
             return (
-                "FedRep needs parameters that stay with the client; name them: model.kept, or"
+                "FedRep needs parameters that stay with the client; name them: model.personal, or"
                 " recipe.heads"
             )
         if recipe.work.steps is not None:
@@ -130,7 +130,7 @@ class APFLMixture(Link):
 
 
 def _check_whole_models(name: str, recipe: Any) -> str:
-    parts = recipe.partial_pieces or ("model.kept" if recipe.kept else "")
+    parts = recipe.partial_pieces or ("model.personal" if recipe.personal else "")
     return (
         f"{name} has a whole model for each client, but {parts} leaves clients with parts; drop one"
         if parts

@@ -104,7 +104,7 @@ class ScaffoldTraining(LocalTrainer):
         return (ControlVariate(self.option),)
 
     def check_recipe(self, recipe: Recipe) -> str:
-        parts = recipe.partial_pieces or ("kept" if recipe.kept else "")
+        parts = recipe.partial_pieces or ("model.personal" if recipe.personal else "")
         if parts:
             return (
                 f"SCAFFOLD's variates are of whole models, but {parts} leaves clients with parts;"

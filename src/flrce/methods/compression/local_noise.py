@@ -71,7 +71,7 @@ class LocalNoise(Compressor):
         if d < D:
             return (
                 "local-noise: statistics of BatchNorm would travel without noise; use a network"
-                ' without them, or model.kept = "norms"'
+                ' without them, or model.personal = "norms"'
             )
         account_rounds(1.0, self.noise / 2, 1, self.delta)  # says what to install
         return ""
