@@ -91,9 +91,8 @@ def _verify_round_trip(recipe: Recipe, tables: Mapping[str, Any], model: Mapping
     )
     try:
         local = {"P": recipe.P, **build_local_settings(tables["train"])}
-        again = compose_recipe(
-            tables["recipe"], local, {}, **{key: tuple(names) for key, names in model.items()}
-        )
+        personal, frozen = tuple(model.get("kept", ())), tuple(model.get("fixed", ()))
+        again = compose_recipe(tables["recipe"], local, {}, personal, frozen)
     except BadInput as why:
         raise BadInput(f"this recipe cannot be written down: {why}; {remedy}") from why
     again = replace(again, name=recipe.name)
