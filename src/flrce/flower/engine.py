@@ -256,7 +256,7 @@ class FlowerEngine(Engine):
         self.places = {}
         if self.costs is not None:
             came = {reply.client: reply for reply in replies}
-            sent = [flight for flight in flights if flight.task.client in came]
+            sent = [one for one in pending if one.task.client in came]
             replies = self.costs.book_costs(sent, [came[one.task.client] for one in sent])
         measured = open_ended and self.costs is None
         return RoundReplies(
