@@ -47,6 +47,7 @@ def test_costs_up_to_the_round_that_was_good_enough():
         "joules": 31.0,
         "bytes": 10,
         "grams": 1.6,
+        "network_joules": 0.0,
     }
     assert find_cost_to_target(history, 0.4) == {
         "rounds": 1,
@@ -54,6 +55,7 @@ def test_costs_up_to_the_round_that_was_good_enough():
         "joules": 10.0,
         "bytes": 7,
         "grams": 0.5,
+        "network_joules": 0.0,
     }
     assert find_cost_to_target(history, 0.96) is None
     errors = tuple(
@@ -74,6 +76,7 @@ def test_costs_up_to_the_round_that_was_good_enough():
         "joules": 2.0,
         "bytes": 0,
         "grams": 0.0,
+        "network_joules": 0.0,
     }
 
 

@@ -35,7 +35,13 @@ MACHINE_SETTINGS = (
     "updates",
 )  # engine settings in which the machines of one arena may differ
 #: younger than the first arenas: these had none
-LATER_SETTINGS = (("data", "features"), ("data", "text"), ("data", "buckets"), ("model", "lowrank"))
+LATER_SETTINGS = (
+    ("data", "features"),
+    ("data", "text"),
+    ("data", "buckets"),
+    ("model", "lowrank"),
+    ("fleet", "network"),
+)
 PlanEntryName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._+-]{0,59}$")]
 PositiveShare = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 SeedNumber = Annotated[int, Field(ge=0, lt=2**63)]

@@ -21,6 +21,7 @@ from pydantic import ConfigDict, ValidationError, create_model
 
 from flrce.core.bounds import explain_validation_error
 from flrce.core.cost_table import COSTS, list_spent_costs
+from flrce.core.energy_basis import BASIS_FIELDS
 from flrce.core.types import RoundRecord
 from flrce.errors import BadInput, format_one_line
 from flrce.storage.disk import make_folder, write_atomically
@@ -151,8 +152,9 @@ def build_cell_record(cell: ArenaCell, history: Sequence[RoundRecord]) -> CellRe
         if name != "replied"
     }
     rounds |= _collect_client_columns(history)
-    if any(h.other for h in history):
-        rounds["other"] = [_round_amounts(h.other) for h in history]
+    other = [_round_amounts(h.other) for h in history]
+    if any(other):
+        rounds["other"] = other
     rounds["value"] = [_round_digits(h.final_model_metric) for h in history]
     recipe = dict(cell.experiment.model_dump(mode="json", exclude_none=True)["recipe"])
     return CellRecord(
@@ -188,7 +190,8 @@ def _round_digits(value: Any) -> Any:
 
 
 def _round_amounts(other: Mapping[str, float]) -> dict[str, float]:
-    return {name: _round_digits(amount) for name, amount in other.items()}
+    """Without what the joules rest on, which would be half of a record."""
+    return {n: _round_digits(amount) for n, amount in other.items() if n not in BASIS_FIELDS}
 
 
 def save_cell_record(found: CellRecord, path: Path) -> None:

@@ -5,7 +5,6 @@ import sys
 import tomllib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import fields
 from datetime import date
 from importlib import resources
 from pathlib import Path
@@ -19,7 +18,7 @@ import torch
 from flrce.cli.profile_trial import SpeedTrial, build_experiment_trial, build_named_trial
 from flrce.cli.targets import prepare_file
 from flrce.cli.terminal import print_table
-from flrce.devices.costs import DeviceProfile
+from flrce.devices.costs import FIGURES
 from flrce.devices.energy import EnergyMeter
 from flrce.errors import BadInput, suggest_name
 from flrce.models.nets import PAPER_CNNS
@@ -76,7 +75,7 @@ def profile_machine(
     figures |= read_shipped_figures("laptop-cpu", RADIO_KEYS) | {
         "error": estimate_profile_error(trials, fixed, flops)
     }
-    figures = {f.name: figures[f.name] for f in fields(DeviceProfile)[1:]}
+    figures = {name: figures[name] for name in FIGURES if name in figures}
     if out is not None:
         write_atomically(out, tomli_w.dumps(figures).encode(), BY_UMASK)
     rows = [[name, f"{figure['value']:.4g}", figure["source"]] for name, figure in figures.items()]

@@ -13,6 +13,7 @@ from flrce.cli.terminal import ProgressDisplay, format_aggregate, print_table
 from flrce.config.experiment import Experiment
 from flrce.config.recipe_names import DEFAULT_RECIPE
 from flrce.core.cost_table import COSTS, Cost, list_spent_costs
+from flrce.core.energy_basis import describe_basis, describe_joules
 from flrce.core.user_code import trust_record
 from flrce.errors import BadInput, Diverged, UnfinishedRun
 from flrce.simulation import runs
@@ -188,6 +189,8 @@ def _print_result(
     print_table(
         f"{name} on {exp.data.path or exp.data.name}", *build_result_table({name: aggregate})
     )
+    if describe_basis(summary):
+        print(f"energy: {describe_joules(summary)}")
     if place is None:
         print("nothing was kept (--no-save)")
     else:

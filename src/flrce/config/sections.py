@@ -194,6 +194,8 @@ class FleetSection(Section):
     # who can be reached when; of several models, all must say so; everyone, unless given
     availability: str | dict[str, Any] | list[str | dict[str, Any]] | None = None
     battery: str | dict[str, Any] | None = None  # what devices run on; mains, unless given
+    # energy of networks behind the devices, booked apart; "device": none
+    network: Literal["device", "fixed", "mobile"] | None = None
     carbon: str | None = None  # a file of carbon intensities by hour
     # whose electricity; all of the file
     regions: str | dict[str, Annotated[float, Gt(0), Le(1e9)]] | None = None

@@ -12,6 +12,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from flrce.core.clock import list_end_times, replay_clock
+from flrce.core.energy_basis import BASIS_FIELDS, NETWORK_FIELD
 from flrce.core.record import RoundRecord
 
 if TYPE_CHECKING:  # which imports torch, and the command line reads this table at its start
@@ -147,7 +148,7 @@ COSTS: dict[str, Cost] = {
             "Energy",
             ((1e6, "MJ"), (1e3, "kJ"), (1.0, "J")),
             digits=1,
-            details=("joules_wasted", "joules_low", "joules_high"),
+            details=("joules_wasted", "joules_low", "joules_high", *BASIS_FIELDS),
             count_estimates=sum_joules,
         ),
         Cost(
@@ -173,6 +174,13 @@ COSTS: dict[str, Cost] = {
             details=("grams_wasted",),
             optional=True,
         ),
+        Cost(
+            NETWORK_FIELD,
+            "Network energy",
+            ((1e6, "MJ"), (1e3, "kJ"), (1.0, "J")),
+            digits=1,
+            optional=True,
+        ),
     )
 }
 
@@ -181,6 +189,8 @@ def add_cost_row(name: str) -> bool:
     """A plain row for an amount of `ClientCost.other` that has none; False where a field of records
     has the name, or it is malformed. Names that end in "_joules" are shown in joules.
     """
+    if name in BASIS_FIELDS:  # parts of the joules, which have a row
+        return True
     if name in RESERVED_NAMES or not COST_NAME.fullmatch(name):
         return False
     units = COSTS["joules"].units if name.endswith("_joules") else ((1.0, ""),)

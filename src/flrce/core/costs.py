@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from flrce.core.energy_basis import MODELLED_FIELD, add_amounts
 from flrce.core.gate import MAX_SAMPLES_PER_CLIENT, match_replies
 from flrce.core.payloads import is_finite_number, is_plausible_cost
 from flrce.core.types import ClientCost, ClientRecord, Reply, RoundRecord, Task
@@ -121,6 +122,7 @@ def _make_client_record(t: int, reply: Reply, outcome: str, age: int = 0) -> Cli
 
 def _add_idle_energy(spent: ClientCost, seconds: float) -> ClientCost:
     """With what the client drew until the round's end."""
-    return replace(
-        spent, joules=spent.joules + spent.idle_watts * max(seconds - spent.seconds, 0.0)
-    )
+    waiting = spent.idle_watts * max(seconds - spent.seconds, 0.0)
+    basis = "joules_assumed_waiting" if spent.idle_assumed else MODELLED_FIELD
+    other = add_amounts(spent.other, {basis: waiting}) if waiting else spent.other
+    return replace(spent, joules=spent.joules + waiting, other=other)

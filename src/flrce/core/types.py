@@ -129,7 +129,10 @@ class ClientCost:
     grams: float = 0.0  # of CO2, where the fleet's electricity is known
     # the joules may be 1 + error times as many, or that many times fewer; 0: nobody says
     error: float = 0.0
-    other: Mapping[str, float] = field(default_factory=dict)  # name in COSTS -> amount
+    # name in COSTS -> amount; and the joules by what they rest on (energy_basis.py)
+    other: Mapping[str, float] = field(default_factory=dict)
+    overhead_seconds: float = 0.0  # of compute_seconds: what a batch costs whatever its size
+    idle_assumed: bool = False  # whether idle_watts is an assumption
 
     @property
     def seconds(self) -> float:

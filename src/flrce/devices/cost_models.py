@@ -6,20 +6,20 @@ import csv
 import fnmatch
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flrce.core.cost_table import add_cost_row
+from flrce.core.energy_basis import NETWORK_FIELD, reconcile_basis
 from flrce.core.files import parse_csv, read_text_limited
 from flrce.core.payloads import is_plausible_cost
 from flrce.core.types import ClientCost
-from flrce.devices.costs import MAX_CLIENTS_BYTES, DeviceProfile
+from flrce.devices.costs import FIGURES, MAX_CLIENTS_BYTES, DeviceProfile
 from flrce.errors import BadInput, format_one_line
 
 SECONDS_PER_HOUR = 3600
 HOURS_PER_DAY = 24
-NETWORK_JOULES = "network_joules"
-PROFILE_COLUMNS = tuple(f.name for f in fields(DeviceProfile) if f.name != "name")
+PROFILE_COLUMNS = FIGURES
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,10 @@ class ClientLoad:
 
     def price_on(self, device: DeviceProfile) -> ClientCost:
         """The same work on another device."""
-        c = self.cost
-        return device.estimate_cost(c.bytes_down, c.bytes_up, c.flops, c.batches, c.framing)
+        c, traffic = self.cost, self.device.infer_traffic(self.cost)
+        return device.estimate_cost(
+            c.bytes_down, c.bytes_up, c.flops, c.batches, c.framing, traffic
+        )
 
 
 class CostModel(ABC):
@@ -74,7 +76,7 @@ def price_loads(model: CostModel | None, loads: Sequence[ClientLoad]) -> list[Cl
                     f"{name}.price: cost {other!r:.60} is no free name of a-z, 0-9 and _; choose"
                     " another"
                 )
-    return priced
+    return [reconcile_basis(cost) for cost in priced]
 
 
 @dataclass(frozen=True)
@@ -108,12 +110,12 @@ class CostTable(CostModel):
 
     def _price_load(self, load: ClientLoad) -> ClientCost:
         values: dict[str, Any] = _merge_rows(self.rows, load.client, load.hour)
-        per_byte = values.pop(NETWORK_JOULES, 0.0)
+        per_byte = values.pop(NETWORK_FIELD, 0.0)
         cost = load.price_on(replace(load.device, **values)) if values else load.cost
         if not per_byte:
             return cost
         joules = per_byte * (cost.bytes_up + cost.bytes_down)
-        return replace(cost, other={**cost.other, NETWORK_JOULES: joules})
+        return replace(cost, other={**cost.other, NETWORK_FIELD: joules})
 
 
 def _merge_rows(rows: Sequence[TableRow], client: str, hour: int) -> dict[str, float]:
@@ -134,7 +136,7 @@ def read_cost_table(path: str) -> tuple[TableRow, ...]:
     except csv.Error as why:
         raise BadInput(f"{where} cannot be read: {format_one_line(why, 120)}; {remedy}") from why
     head = [cell.strip() for cell in lines[0][1]] if lines else []
-    known = ("client", "hour", *PROFILE_COLUMNS, NETWORK_JOULES)
+    known = ("client", "hour", *PROFILE_COLUMNS, NETWORK_FIELD)
     unknown = [name for name in head if name not in known]
     if "client" not in head or unknown or len(set(head)) < len(head):
         named = f"column {unknown[0]!r:.40} is unknown" if unknown else "the columns are wrong"

@@ -1,10 +1,12 @@
 """From work and payloads to seconds and joules: device profiles, fleets, and the FLOPs a network
 really needs.
 
-E = P_act (a batches + FLOPs / R) + e_up B_up + e_down B_down, and P_idle while waiting for the
-round's end. For nets as small as the paper's the fixed cost `a` of a batch outweighs its FLOPs.
+E = P_over T_over + P_act T_work + e_up B_up + e_down B_down + e_tail transfers, and P_idle while
+waiting for the round's end, with T_over = a batches + o operations, T_work = FLOPs / R + moved / M.
+For nets as small as the paper's the fixed cost `a` of a batch outweighs its FLOPs.
 """
 
+import copy
 import csv
 import fnmatch
 import logging
@@ -19,15 +21,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flrce.core.energy_basis import MODELLED_FIELD, NETWORK_FIELD, reconcile_basis, replace_basis
 from flrce.core.files import parse_csv, read_text_limited
 from flrce.core.host import run_in_child
 from flrce.core.types import ClientCost
-from flrce.devices.flops import EXTRA_FLOP_FORMULAS, open_flop_counter, unroll_lstms
+from flrce.devices.flops import (
+    EXTRA_FLOP_FORMULAS,
+    NO_TRAFFIC,
+    StepTraffic,
+    TrafficCounter,
+    open_flop_counter,
+    unroll_lstms,
+)
 from flrce.errors import BadInput, format_one_line, suggest_name
 from flrce.rng import make_stream
 
 MAX_PROFILE_BYTES, MAX_CLIENTS_BYTES = 1 << 20, 256 << 20
 log = logging.getLogger("flrce")
+
+
+#: what data costs in networks beyond the device, kWh a GB: fixed access and core, mobile access
+NETWORK_KWH_PER_GB = {"device": 0.0, "fixed": 0.03, "mobile": 0.14}
+JOULES_PER_KWH = 3.6e6
 
 
 @dataclass(frozen=True)
@@ -45,35 +60,92 @@ class DeviceProfile:
     down_joules: float
     # of its joules: they may be 1 + error times as many, or that many times fewer; 0: not stated
     error: float = 0.0
+    # optional figures: power during a batch's fixed cost, where it is not active_watts
+    overhead_watts: float = 0.0
+    operation_seconds: float = 0.0  # fixed cost of each operation of a batch
+    memory_bytes: float = 0.0  # per second, that operations read and write; 0: not counted
+    tail_joules: float = 0.0  # of the radio, which stays awake after each transfer
+    # not the device's: joules per byte of the network behind it (fleet.network), booked apart
+    network_joules: float = 0.0
+    assumed: frozenset[str] = frozenset()  # the figures that are assumptions
 
     def __post_init__(self) -> None:
-        for f in fields(self)[1:]:
-            value = getattr(self, f.name)
+        for name in (*FIGURES, "network_joules"):
+            value = getattr(self, name)
             if type(value) not in (int, float) or not 0 <= value < math.inf:
-                raise ValueError(f"{f.name} must be a number, 0 or more, got {value!r}")
-            if f.name in ("flops", "up_bits", "down_bits") and not value:
-                raise ValueError(f"{f.name} must be above 0")
+                raise ValueError(f"{name} must be a number, 0 or more, got {value!r}")
+            if name in ("flops", "up_bits", "down_bits") and not value:
+                raise ValueError(f"{name} must be above 0")
+
+    @property
+    def counts_traffic(self) -> bool:
+        """Whether a step's operations and the bytes that they move are needed to predict it."""
+        return bool(self.operation_seconds or self.memory_bytes)
 
     def estimate_cost(
-        self, bytes_down: int, bytes_up: int, flops: float, batches: int, framing: int = 0
+        self,
+        bytes_down: int,
+        bytes_up: int,
+        flops: float,
+        batches: int,
+        framing: int = 0,
+        traffic: StepTraffic = NO_TRAFFIC,
     ) -> ClientCost:
-        """The modelled cost of one client's part of a round."""
+        """The modelled cost of one client's part of a round; `traffic` of all its steps."""
+        overhead = self.batch_seconds * batches + self.operation_seconds * traffic.operations
+        moving = traffic.moved_bytes / self.memory_bytes if self.memory_bytes else 0.0
         spent = ClientCost(
             bytes_down=bytes_down,
             bytes_up=bytes_up,
             framing=framing,
             flops=flops,
             batches=batches,
-            compute_seconds=self.batch_seconds * batches + flops / self.flops,
+            compute_seconds=overhead + flops / self.flops + moving,
             transfer_seconds=8 * bytes_down / self.down_bits + 8 * bytes_up / self.up_bits,
+            overhead_seconds=overhead,
         )
         return self.add_joules(spent)
 
     def add_joules(self, spent: ClientCost) -> ClientCost:
         """With the energy of its training time and of its bytes, modelled or measured."""
-        radio = self.up_joules * spent.bytes_up + self.down_joules * spent.bytes_down
+        radio = self._count_radio_joules(spent)
         joules = self.active_watts * spent.compute_seconds + radio
-        return replace(spent, joules=joules, idle_watts=self.idle_watts, error=self.error)
+        if self.overhead_watts:
+            joules -= (self.active_watts - self.overhead_watts) * spent.overhead_seconds
+        other = replace_basis(spent.other, self._list_basis(spent, radio))
+        if self.network_joules:
+            travelled = spent.bytes_up + spent.bytes_down
+            other[NETWORK_FIELD] = self.network_joules * travelled
+        return replace(
+            spent,
+            joules=joules,
+            idle_watts=self.idle_watts,
+            idle_assumed="idle_watts" in self.assumed,
+            error=self.error,
+            other=other,
+        )
+
+    def _count_radio_joules(self, spent: ClientCost) -> float:
+        transfers = (spent.bytes_up > 0) + (spent.bytes_down > 0)
+        sent = self.up_joules * spent.bytes_up + self.down_joules * spent.bytes_down
+        return sent + self.tail_joules * transfers
+
+    def _list_basis(self, spent: ClientCost, radio: float) -> dict[str, float]:
+        """The joules by what they rest on: assumed where one of the figures in a product is."""
+        over, work = spent.overhead_seconds, spent.compute_seconds - spent.overhead_seconds
+        power = "overhead_watts" if self.overhead_watts else "active_watts"
+        rates = {"flops"} if spent.flops else set()  # a measured time needs no rate
+        rates |= {"memory_bytes"} if self.memory_bytes and spent.flops else set()
+        fixed = {name for name in ("batch_seconds", "operation_seconds") if getattr(self, name)}
+        basis: dict[str, float] = {}
+        for name, joules, figures in (
+            ("joules_assumed_batches", getattr(self, power) * over, {power, *fixed}),
+            ("joules_assumed_work", self.active_watts * work, {"active_watts", *rates}),
+            ("joules_assumed_radio", radio, {"up_joules", "down_joules", "tail_joules"}),
+        ):
+            field = name if figures & self.assumed else MODELLED_FIELD
+            basis[field] = basis.get(field, 0.0) + joules
+        return basis
 
     def truncate_cost(self, spent: ClientCost, seconds: float) -> ClientCost:
         """What of this cost is spent by a client that stops after so many seconds: download,
@@ -95,19 +167,32 @@ class DeviceProfile:
             batches=int(part * spent.batches),
             compute_seconds=compute,
             transfer_seconds=down + up,
+            overhead_seconds=part * spent.overhead_seconds,
         )
         share = (down + compute + up) / spent.seconds if spent.seconds else 0.0
         beside = spent.joules - self.add_joules(spent).joules  # 0 without a cost model
-        return replace(
-            stopped,
-            joules=max(self.add_joules(stopped).joules + share * beside, 0.0),
-            other={name: share * amount for name, amount in spent.other.items()},
-        )
+        further = {name: share * amount for name, amount in spent.other.items()}
+        priced = self.add_joules(replace(stopped, other=further))
+        joules = max(priced.joules + share * beside, 0.0)
+        return reconcile_basis(replace(stopped, joules=joules, other=priced.other))
+
+    def infer_traffic(self, spent: ClientCost) -> StepTraffic:
+        """The traffic of steps that cost so much on this device."""
+        fixed = spent.overhead_seconds - self.batch_seconds * spent.batches
+        moving = spent.compute_seconds - spent.overhead_seconds - spent.flops / self.flops
+        operations = fixed / self.operation_seconds if self.operation_seconds else 0.0
+        return StepTraffic(max(operations, 0.0), max(moving * self.memory_bytes, 0.0))
 
     def _compare_transfer_time(self, spent: ClientCost) -> float:
         """How many times as long as by this profile the transfer takes: 1 without a cost model."""
         by_profile = 8 * spent.bytes_down / self.down_bits + 8 * spent.bytes_up / self.up_bits
         return spent.transfer_seconds / by_profile if by_profile and spent.transfer_seconds else 1.0
+
+
+#: what a profile's file states: figure -> value, source; those with a default may be left out
+FIGURES = tuple(
+    f.name for f in fields(DeviceProfile) if f.name not in ("name", "network_joules", "assumed")
+)
 
 
 @cache
@@ -142,13 +227,38 @@ def _load_shipped_profile(name: str) -> DeviceProfile:
 
 def _parse_profile(name: str, text: str, where: str = "fleet.profile") -> DeviceProfile:
     try:
-        return DeviceProfile(
-            name, **{key: figure["value"] for key, figure in tomllib.loads(text).items()}
-        )
+        figures = tomllib.loads(text)
+        for key in set(figures) & {"name", "network_joules", "assumed"}:
+            raise ValueError(f"{key!r} is no figure of a device")
+        assumed = frozenset(key for key, figure in figures.items() if is_assumed(figure))
+        values = {key: figure["value"] for key, figure in figures.items()}
+        return DeviceProfile(name, assumed=assumed, **values)
     except (AttributeError, TypeError, KeyError, ValueError, RecursionError) as why:
         raise BadInput(
             f"{where} {name!r} is malformed ({why}); copy a shipped one and change its values"
         ) from why
+
+
+def add_network_energy(
+    devices: Mapping[str, DeviceProfile], network: str | None
+) -> dict[str, DeviceProfile]:
+    """The devices with the joules that a byte costs in the network behind them."""
+    joules = NETWORK_KWH_PER_GB[network or "device"] * JOULES_PER_KWH / 1e9
+    if not joules:
+        return dict(devices)
+    # clients share the profiles of their kind
+    kinds = {id(one): replace(one, network_joules=joules) for one in devices.values()}
+    return {client: kinds[id(one)] for client, one in devices.items()}
+
+
+def is_assumed(figure: Mapping[str, Any]) -> bool:
+    """Whether a figure is an assumption: as its `basis` says, or else as its source begins."""
+    basis = figure.get("basis")
+    if basis not in (None, "measured", "assumed"):
+        raise ValueError(f"basis must be measured or assumed, got {basis!r}")
+    if basis is not None:
+        return bool(basis == "assumed")
+    return str(figure.get("source", "")).startswith(("assumed", "not measured here"))
 
 
 def assign_devices(
@@ -264,6 +374,25 @@ def inference_flops(
     ) as counter:  # with gradients: no fused encoder layers
         unroll_lstms(net).eval()(_make_blank_samples(shape, tokens, samples))
     return float(counter.get_total_flops()) / samples
+
+
+def count_step_traffic(
+    net: nn.Module, shape: tuple[int, ...], tokens: bool = False, train: bool = True
+) -> tuple[float, float, float]:
+    """(operations of a batch, bytes that they move whatever its size, bytes of each sample): of 2
+    and of 4 samples; of training, or of judging them.
+    """
+    net, counts = copy.deepcopy(net), []
+    for samples in (2, 4):
+        x = _make_blank_samples(shape, tokens, samples)
+        with TrafficCounter() as counter, torch.random.fork_rng(devices=[]):
+            out = _sum_outputs(net(x)) if train else net.eval()(x)
+            if train:
+                out.backward()
+        counts.append(counter)
+    few, many = counts
+    each = (many.moved_bytes - few.moved_bytes) / 2
+    return many.operations, max(few.moved_bytes - 2 * each, 0.0), each
 
 
 def _warn_if_no_flops(total: float, net: nn.Module) -> float:

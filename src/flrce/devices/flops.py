@@ -1,11 +1,12 @@
 """What torch's FLOP counter does not see: LSTMs (one fused call on a CPU), attention fused for a
-CPU, embeddings.
+CPU, embeddings; and the operations of a step and the bytes that they move.
 """
 
 import copy
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,9 +14,40 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 from torch.utils import flop_counter
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 aten = torch.ops.aten
+#: operations that only look at a tensor another way: nothing is computed or moved
+VIEW_OPERATIONS = {"alias", "as_strided", "detach", "expand", "permute", "select", "slice"}
+VIEW_OPERATIONS |= {"squeeze", "t", "transpose", "unsqueeze", "view"}
+
+
+@dataclass(frozen=True)
+class StepTraffic:
+    """How many operations are launched, and the bytes that they read and write."""
+
+    operations: float = 0.0
+    moved_bytes: float = 0.0
+
+
+NO_TRAFFIC = StepTraffic()
+
+
+class TrafficCounter(TorchDispatchMode):
+    """Counts operations as they are dispatched, and the bytes of their arguments and results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations = self.moved_bytes = 0
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = op(*args, **(kwargs or {}))
+        if op.__name__.split(".")[0] not in VIEW_OPERATIONS:
+            self.operations += 1
+            moved = [*args, *(out if isinstance(out, tuple | list) else [out])]
+            self.moved_bytes += sum(x.nbytes for x in moved if isinstance(x, Tensor))
+        return out
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from flwr.app import Message
 from torch import Tensor
 
 from flrce.core.downlink import HeldPart, estimate_download_bytes
+from flrce.core.energy_basis import MEASURED_FIELD
 from flrce.core.payload_bytes import count_bytes, count_download_bytes
 from flrce.core.payloads import PER_BYTE, WATTS
 from flrce.core.types import ClientCost, Task
@@ -91,7 +92,8 @@ class MeasuredCosts:
         if spent.measured:
             watts = WATTS if profile is None else MAX_POWER_RATIO * profile.active_watts
             radio = PER_BYTE * (spent.bytes_up + spent.bytes_down)
-            return replace(spent, joules=min(spent.joules, watts * spent.seconds + radio))
+            joules = min(spent.joules, watts * spent.seconds + radio)
+            return replace(spent, joules=joules, other={**spent.other, MEASURED_FIELD: joules})
         return spent if profile is None else profile.add_joules(spent)
 
     def _estimate_pace(self, client: str) -> tuple[float, float]:

@@ -21,7 +21,7 @@ from flrce.core.host import find_device
 from flrce.core.types import Round
 from flrce.core.user_code import Trust
 from flrce.data.federation import Federation
-from flrce.devices.costs import assign_devices
+from flrce.devices.costs import add_network_energy, assign_devices
 from flrce.errors import BadInput
 from flrce.flower.arrays import to_array_record
 from flrce.flower.client import Local, client_app
@@ -155,6 +155,7 @@ def build_cost_model(
     """The simulator's books of the experiment's fleet."""
     source, fleet = federation.source, experiment.fleet
     devices = assign_devices(fleet.profile, federation.clients, experiment.seed, fleet.clients)
+    devices = add_network_energy(devices, fleet.network)
     kept = experiment.build_recipe().personal
     runner = ClientRunner(
         net, source.shape, federation.x, federation.y, source.scale, source.shift, kept=kept

@@ -17,6 +17,7 @@ from string import Template
 from typing import Any
 
 from flrce.core.cost_table import COSTS, Cost
+from flrce.core.energy_basis import BASIS_FIELDS, describe_basis
 from flrce.core.intervals import ConfidenceInterval
 from flrce.report import carbon, run_detail, tables
 from flrce.report.endings import describe_ending
@@ -261,16 +262,16 @@ def describe_setting(runs: Sequence[RecordedRun]) -> str:
 
 
 def describe_energy_error(runs: Sequence[RecordedRun]) -> str:
-    """How far the joules may be off by what the devices' profiles state; "" where they state
-    nothing.
-    """
-    sums = [
-        sum(run.summary[name] for run in runs) for name in ("joules_low", "joules", "joules_high")
-    ]
-    low, joules, high = sums
+    """How far the joules may be off by what the devices' profiles state, and what they rest on."""
+    names = ("joules_low", "joules", "joules_high", *BASIS_FIELDS)
+    sums = {name: sum(run.summary.get(name) or 0.0 for run in runs) for name in names}
+    low, joules, high = sums["joules_low"], sums["joules"], sums["joules_high"]
+    basis = describe_basis(sums)
+    of_which = f", of which {basis}" if basis else ""
     if not joules or not low or high <= joules * 1.0001:
-        return ""
-    return f" (the true value may be {low / joules:.2f} to {high / joules:.2f} times this)"
+        return of_which
+    ratios = f"{low / joules:.2f} to {high / joules:.2f}"
+    return f" (the true value may be {ratios} times this){of_which}"
 
 
 def render_run_options(parts: Sequence[RunGroup]) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flrce.core.cost_table import COSTS, Cost, list_spent_costs
+from flrce.core.energy_basis import assumed_share
 from flrce.core.intervals import ConfidenceInterval, confidence_interval, half_width
 from flrce.storage import metric_format as words
 from flrce.storage.read import RecordedRun
@@ -25,6 +26,7 @@ EFFICIENCY_COLUMNS = {
     "communication_efficiency": ("Acc. per GB", "", 2),
 }
 WASTED_COLUMN = ("Wasted %", "percent", 1)
+ASSUMED_COLUMN = ("Assumed J %", "percent", 0)  # the share of the energy that rests on assumptions
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ def get_summary_values(run: RecordedRun) -> dict[str, float | None]:
         **{name: cost.of_summary(s) for name, cost in COSTS.items()},
         **{name: s[name] for name in ("bytes_up", "bytes_down", "joules_wasted")},
         "wasted": s["joules_wasted"] / s["joules"] if s["joules"] else None,
+        "assumed": assumed_share(s),
     }
 
 
@@ -126,6 +129,7 @@ def get_summary_columns(parts: Sequence[RunGroup]) -> dict[str, tuple[str, str, 
         **{cost.name: (cost.heading, cost.name, cost.digits) for cost in list_shown_costs(parts)},
         **(EFFICIENCY_COLUMNS if judged == "accuracy" else {}),
         "wasted": WASTED_COLUMN,
+        **({"assumed": ASSUMED_COLUMN} if any(p.get_values("assumed") for p in parts) else {}),
     }
 
 
@@ -149,7 +153,7 @@ def build_summary_table(parts: Sequence[RunGroup]) -> tuple[list[str], list[list
 
 def list_summary_figures() -> list[str]:
     """Every figure that a summary table may show."""
-    return ["accuracy", *COSTS, *EFFICIENCY_COLUMNS, "wasted"]
+    return ["accuracy", *COSTS, *EFFICIENCY_COLUMNS, "wasted", "assumed"]
 
 
 def to_plain_rows(parts: Sequence[RunGroup]) -> list[dict[str, Any]]:

@@ -26,7 +26,7 @@ from flrce.data.federation import Federation
 from flrce.data.fields import attach_fields
 from flrce.data.own import holds_clients, to_source
 from flrce.data.sources import Source
-from flrce.devices.costs import assign_devices, load_profile
+from flrce.devices.costs import add_network_energy, assign_devices, load_profile
 from flrce.errors import BadInput
 from flrce.formats.language import has_same_vocabulary
 from flrce.models.adapters import get_adapter_rank, prepare_network
@@ -145,6 +145,7 @@ def build_simulation(
         experiment.fleet.profile, federation.clients, experiment.seed, experiment.fleet.clients
     )
     devices |= {client: load_profile(name) for client, name in federation.trouble.slow.items()}
+    devices = add_network_energy(devices, experiment.fleet.network)
     workers = experiment.engine.workers
     count = (os.cpu_count() or 1) if workers == "auto" else workers
     precision: Precision = experiment.engine.precision or "float32"

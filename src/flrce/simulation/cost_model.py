@@ -20,7 +20,8 @@ from flrce.core.types import ClientCost, PendingTask, Reply, Task
 from flrce.core.upload_estimates import estimate_upload_bytes
 from flrce.data.federation import Federation
 from flrce.devices.cost_models import ClientLoad, CostModel, price_loads
-from flrce.devices.costs import DeviceProfile, inference_flops, training_flops
+from flrce.devices.costs import DeviceProfile, count_step_traffic, inference_flops, training_flops
+from flrce.devices.flops import NO_TRAFFIC, StepTraffic
 from flrce.models.low_rank import has_low_rank_layers
 from flrce.models.part import copy_for_training
 from flrce.training.batches import compute_batch_sizes, count_steps
@@ -46,6 +47,8 @@ class FleetCostModel:
     model: CostModel | None = None  # has the last word on costs
     now: float = 0.0  # seconds of the run's clock for which costs are estimated
     flops: dict[tuple[float | int, ...], float] = field(default_factory=dict)  # counted once each
+    # likewise: operations of a step, bytes that they move whatever the batch, bytes of a sample
+    traffic: dict[tuple[float | int, ...], tuple[float, float, float]] = field(default_factory=dict)
 
     @property
     def model_bytes(self) -> int:
@@ -102,27 +105,25 @@ class FleetCostModel:
 
     def estimate_inquiry(self, client: str, down: int) -> ClientCost:
         """What it costs a client to receive `down` bytes and judge w on its training samples."""
-        n = self.count_samples(client)
-        cost = self.fleet[client].estimate_cost(
-            down, 0, n * self.inference_flops, -(-n // EVALUATION_CHUNK_SAMPLES)
-        )
+        cost = self._price_evaluation(client, self.count_samples(client), down, 0)
         return self._price([(client, cost)])[0]
 
     def estimate_evaluation(self) -> list[tuple[str, ClientCost]]:
         """What it costs each client that holds samples back to receive and evaluate the model."""
         held = zip(self.federation.clients, self.federation.held, strict=True)
         costs = [
-            (client, self._price_evaluation(client, len(samples)))
+            (client, self._price_evaluation(client, len(samples), self.model_bytes))
             for client, samples in held
             if len(samples)
         ]
         return list(zip([client for client, _ in costs], self._price(costs), strict=True))
 
-    def _price_evaluation(self, client: str, n: int) -> ClientCost:
+    def _price_evaluation(
+        self, client: str, n: int, down: int, framing: int = EVALUATION_FIGURES_BYTES
+    ) -> ClientCost:
         flops, batches = n * self.inference_flops, -(-n // EVALUATION_CHUNK_SAMPLES)
-        return self.fleet[client].estimate_cost(
-            self.model_bytes, 0, flops, batches, EVALUATION_FIGURES_BYTES
-        )
+        traffic = self._count_evaluation_traffic(client, n)
+        return self.fleet[client].estimate_cost(down, 0, flops, batches, framing, traffic)
 
     def price_task(self, task: Task, bytes_up: int, done: int | None = None) -> ClientCost:
         """A task whose reply has so many bytes; `done`: batches, where the client stopped early."""
@@ -135,6 +136,7 @@ class FleetCostModel:
         # an epoch's last batch is smaller than the others
         samples = float(epochs * epoch.sum() + epoch[:rest].sum())
         work = samples * self.count_training_flops(task) + steps * self.count_batch_flops(task)
+        traffic = self._count_training_traffic(task, steps * passes, samples * passes)
         flops, framing = work * passes, REPLY_FIGURES_BYTES
         flops += CODING_FLOPS_PER_FLOAT * self.count_coded_floats(task)
         framing += task.download.framing if task.download else 0
@@ -144,8 +146,34 @@ class FleetCostModel:
             flops += held * self.inference_flops
             steps += -(-held // EVALUATION_CHUNK_SAMPLES)
             framing += EVALUATION_FIGURES_BYTES
-        down = self.count_download_bytes(task)
-        return self.fleet[task.client].estimate_cost(down, bytes_up, flops, steps, framing)
+            traffic = add_traffic(traffic, self._count_evaluation_traffic(task.client, held))
+        device, down = self.fleet[task.client], self.count_download_bytes(task)
+        return device.estimate_cost(down, bytes_up, flops, steps, framing, traffic)
+
+    def _count_training_traffic(self, task: Task, steps: float, samples: float) -> StepTraffic:
+        """Of all steps; none where the device's profile does not go by it."""
+        if not self.fleet[task.client].counts_traffic:
+            return NO_TRAFFIC
+        key, part = self._make_flops_key(task), self.runner.get_part(task)
+        looks, tokens = key[-1], self.federation.source.has_token_ids
+        if key not in self.traffic:
+            net = part.net if looks else copy_for_training(part, self.runner.shape)
+            counts = count_step_traffic(net, self.runner.shape, tokens, not looks)
+            one, batch, sample = (max(looks, 1) * count for count in counts)
+            self.traffic[key] = one, batch, sample
+        operations, batch, sample = self.traffic[key]
+        return StepTraffic(steps * operations, steps * batch + samples * sample)
+
+    def _count_evaluation_traffic(self, client: str, n: int) -> StepTraffic:
+        if not self.fleet[client].counts_traffic:
+            return NO_TRAFFIC
+        key = (1.0, -1)
+        if key not in self.traffic:
+            shape, tokens = self.runner.shape, self.federation.source.has_token_ids
+            self.traffic[key] = count_step_traffic(self.runner.net, shape, tokens, False)
+        operations, batch, sample = self.traffic[key]
+        chunks = -(-n // EVALUATION_CHUNK_SAMPLES)
+        return StepTraffic(chunks * operations, chunks * batch + n * sample)
 
     def count_download_bytes(self, task: Task) -> int:
         if task.download is not None:
@@ -219,3 +247,7 @@ class FleetCostModel:
             each = (many - few) / 2
             self.flops[(*key, *EACH_BATCH)] = times * (few - 2 * each)
         self.flops[key] = times * each
+
+
+def add_traffic(one: StepTraffic, other: StepTraffic) -> StepTraffic:
+    return StepTraffic(one.operations + other.operations, one.moved_bytes + other.moved_bytes)
