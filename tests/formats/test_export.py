@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 import flrce
 from flrce.cli.cli import main
+from flrce.core.cost_table import COSTS
 from flrce.data.sources import IGNORED_TARGET
 from flrce.models.adapters import add_lora_adapters
 from flrce.models.llama import load_llama
@@ -192,12 +193,29 @@ def test_a_client_without_a_model_of_its_own_has_none(place, tmp_path):
     assert not trained(place, tmp_path / "run", {"name": "fedit"})[1].personal
 
 
-def test_what_has_no_adapters_is_told_so(tmp_path, capsys):
-    flrce.run(flrce.Experiment(rounds=1, clients=4, per_round=2), tmp_path / "digits")
-    assert main(["export", str(tmp_path / "digits"), "--out", str(tmp_path / "peft")]) == 2
-    assert "adapters are those of 'llama' alone" in capsys.readouterr().err
-    assert main(["export", str(tmp_path / "none"), "--out", str(tmp_path / "peft")]) == 2
-    assert not (tmp_path / "peft").exists()
+def test_other_networks_become_a_folder_with_a_card(tmp_path, capsys):
+    """model.safetensors as trained, and the run's figures in the card's front matter and table."""
+    experiment = flrce.Experiment(rounds=2, clients=4, per_round=2, recipe={"name": "fedavg"})
+    result = flrce.run(experiment, tmp_path / "digits")
+    assert main(["export", str(tmp_path / "digits"), "--out", str(tmp_path / "hub")]) == 0
+    assert "a model card" in capsys.readouterr().out
+    tensors = load_file(tmp_path / "hub" / "model.safetensors")
+    assert tensors.keys() == result.model.keys()
+    assert all(torch.equal(x, result.model[name]) for name, x in tensors.items())
+    _, front, body = (tmp_path / "hub" / "README.md").read_text().split("---\n", 2)
+    header = dict(line.split(": ", 1) for line in front.splitlines())
+    metric = json.loads(header["model-index"])[0]["results"][0]["metrics"][0]
+    assert metric == {"type": "accuracy", "value": result.summary["value"]}
+    assert json.loads(header["tags"]) == ["federated-learning", "flrce", "fedavg"]
+    joules, traffic = (COSTS[name].of_summary(result.summary) for name in ("joules", "bytes"))
+    assert f"| Energy | {COSTS['joules'].format_amount(joules)} |" in body
+    assert f"| Traffic | {COSTS['bytes'].format_amount(traffic)} |" in body
+    assert (tmp_path / "hub" / "model.json").is_file()
+
+
+def test_a_folder_that_is_no_run_is_not_exported(tmp_path):
+    assert main(["export", str(tmp_path / "none"), "--out", str(tmp_path / "hub")]) == 2
+    assert not (tmp_path / "hub").exists()
 
 
 def test_a_network_handed_over_in_python_is_not_exported_as_nothing(place, tmp_path, capsys):

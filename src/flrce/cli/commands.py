@@ -301,7 +301,7 @@ def predict_command() -> None:
     "--out",
     type=PATH_TYPE,
     required=True,
-    help="FILE.pt2 (torch.export), FILE.onnx, or a folder for peft adapters.",
+    help="FILE.pt2 (torch.export), FILE.onnx, or a folder for the HuggingFace Hub.",
 )
 @click.option("--last", is_flag=True, help="Use the last model instead of the final one.")
 @options.trust_option
@@ -310,8 +310,9 @@ def predict_command() -> None:
 def export_command() -> None:
     """Write the model of a run for other programs.
 
-    FILE.pt2 and FILE.onnx take raw numbers and include the preprocessing. Adapters of a language
-    model go into a folder that peft reads: PeftModel.from_pretrained(base, FOLDER).
+    FILE.pt2 and FILE.onnx take raw numbers and include the preprocessing. A folder gets
+    model.safetensors and a model card with the costs of training, ready for "hf upload"; of a
+    language model it gets the adapters, for PeftModel.from_pretrained(base, FOLDER).
     """
 
 

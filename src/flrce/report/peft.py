@@ -3,7 +3,6 @@ adapter_model.safetensors.
 """
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,11 @@ from safetensors.torch import save
 from torch import Tensor
 
 from flrce.config.experiment import Experiment
-from flrce.core.user_code import NOTHING
 from flrce.errors import BadInput
 from flrce.models.adapters import DOWN, UP
 from flrce.models.nets import build_network
 from flrce.models.seeds import SeedSpaceNetwork
 from flrce.storage.disk import BY_UMASK, write_atomically
-from flrce.storage.run_model import load_run_tensors, read_model_marks
-from flrce.storage.seal import MAX_SETTINGS_BYTES, read_sealed_file
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 # where a model that has a name here is published
@@ -27,25 +23,6 @@ PUBLISHED_MODELS = {"smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}
 # of model.options
 DEFAULT_MODEL_OPTIONS: dict[str, Any] = {"path": "smollm2", "rank": 8, "alpha": 16.0}
 PEFT_NAME_PREFIX = "base_model.model."  # peft around a causal model
-
-
-def export_adapters(run: Path, out: Path, last: bool = False) -> dict[str, Any]:
-    """Write the adapters of a run's final model, or its `last` ones, into the folder `out`; the
-    config is returned.
-    """
-    if not os.path.lexists(run / "experiment.toml"):
-        raise BadInput(f"{run} is no run directory; give the --out of a run")
-    marks = read_model_marks(run, last)
-    # rank and alpha stand there: as they were sealed
-    read_sealed_file(run / "experiment.toml", marks, MAX_SETTINGS_BYTES)
-    experiment = Experiment.load(run / "experiment.toml", trust=NOTHING)  # a record is data
-    if kept := experiment.personal_patterns():
-        raise BadInput(
-            f"{run}: every client keeps {', '.join(kept)} of its own; flrce.run(experiment,"
-            f" {str(run)!r}, resume=True).personal has their models, and"
-            " flrce.report.peft.write_adapters writes one"
-        )
-    return write_adapters(load_run_tensors(run, last, marks), experiment, out)
 
 
 def write_adapters(
@@ -56,8 +33,8 @@ def write_adapters(
     """
     if experiment.model.name != "llama":
         raise BadInput(
-            f"the run trained model.name = {experiment.model.name!r}; adapters are those of 'llama'"
-            " alone, any other network takes its model.safetensors by load_state_dict"
+            f"the run trained model.name = {experiment.model.name!r}; only 'llama' has adapters for"
+            " peft"
         )
     options, out = {**DEFAULT_MODEL_OPTIONS, **(experiment.model.options or {})}, Path(out)
     tensors = {
