@@ -1,5 +1,5 @@
-"""A pickle of numbers, text, lists and dicts, read without calls or imports, and in memory of the
-order of its size.
+"""Pickles of numbers, text, lists and dicts, and of uint8 arrays, read without calls or imports,
+and in memory of the order of their size.
 
 CPython's own unpickler, written in C, takes 34 GB for a few bytes that name a memo entry of number
 2^31, and hashes nested tuples for ever. The one written in Python does neither once its opcodes are
@@ -7,8 +7,14 @@ limited to those of plain data.
 """
 
 import pickle
+from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flrce.errors import format_one_line
 
 PLAIN = (
     "PROTO",
@@ -56,7 +62,15 @@ PLAIN = (
     "STACK_GLOBAL",
     "INST",
 )
-KEYS = (str, int, float)
+KEYS = (str, bytes, int, float)
+#: what arrays need besides: bytes, calls and states, of inert nodes alone
+ARRAY_OPCODES = ("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8", "REDUCE", "BUILD")
+MAX_ARRAY_OPCODES = 5_000_000  # CIFAR-100's largest file needs some 400,000
+NUMPY_CORES = ("numpy.core", "numpy._core")  # NumPy 1, NumPy 2
+ARRAY_GLOBALS = {f"{core}.multiarray._reconstruct" for core in NUMPY_CORES}
+BUFFER_GLOBALS = {f"{core}.numeric._frombuffer" for core in NUMPY_CORES}  # protocol 5
+TEXT_GLOBALS = {"_codecs.encode", "__builtin__.bytes", "builtins.bytes"}
+ALLOWED_GLOBALS = ARRAY_GLOBALS | BUFFER_GLOBALS | TEXT_GLOBALS | {"numpy.ndarray", "numpy.dtype"}
 
 
 class _PlainUnpickler(pickle._Unpickler):
@@ -92,7 +106,7 @@ def _load_dict(reader: Any) -> None:
 
 
 def _refuse_opcode(reader: Any) -> None:
-    raise ValueError("it is no pickle of plain numbers, text, lists and dicts")
+    raise ValueError("it is no complete pickle of plain numbers, text, lists and dicts")
 
 
 def _opcode(name: str) -> int:
@@ -120,3 +134,111 @@ def load_plain_pickle(raw: bytes) -> Any:
         Exception
     ) as why:  # an opcode without its operands raises whatever its handler meets first
         raise ValueError(f"it is a damaged pickle ({type(why).__name__})") from why
+
+
+@dataclass
+class PickleNode:
+    """A global, or what calling it would have made: nothing but its name, arguments and state."""
+
+    name: str
+    args: Any = None
+    state: Any = None
+
+    def __call__(self, *args: Any) -> Any:
+        if self.name in TEXT_GLOBALS:
+            # stays text: a memoised string encoded over and over costs nothing
+            return self._decode_text(args)
+        if self.args is not None or self.name == "numpy.ndarray":
+            raise ValueError("it calls a function in a way that plain data does not need")
+        return PickleNode(self.name, args)
+
+    def _decode_text(self, args: tuple[Any, ...]) -> str:
+        if self.name != "_codecs.encode" and not args:
+            return ""
+        match args:
+            case (str() as text, "latin1" | "latin-1") if self.name == "_codecs.encode":
+                return text
+        raise ValueError("it calls a function in a way that plain data does not need")
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+class _ArrayUnpickler(_PlainUnpickler):
+    """As above, and numpy's few globals as nodes; byte strings of Python 2 are latin-1 text."""
+
+    count = 0
+
+    def find_class(self, module: str, name: str) -> PickleNode:
+        if f"{module}.{name}" not in ALLOWED_GLOBALS:
+            asked = format_one_line(f"{module}.{name}", 80)
+            raise ValueError(f"it asks to run {asked}, which no data set needs")
+        return PickleNode(f"{module}.{name}")
+
+
+def _count_opcodes(handler: Any) -> Any:
+    def run(reader: Any) -> None:
+        reader.count += 1
+        if reader.count > MAX_ARRAY_OPCODES:
+            raise ValueError(f"it has more than {MAX_ARRAY_OPCODES:,} opcodes")
+        handler(reader)
+
+    return run
+
+
+_ArrayUnpickler.dispatch = {
+    **{code: _count_opcodes(handler) for code, handler in _PlainUnpickler.dispatch.items()},
+    **{_opcode(name): _count_opcodes(_known[_opcode(name)]) for name in ARRAY_OPCODES},
+}
+
+
+def load_pickled_arrays(raw: bytes) -> dict[str, Any]:
+    """The dictionary at the top of a pickle, its keys as text and its arrays as nodes; ValueError
+    where it is damaged or no plain data.
+    """
+    try:
+        top = _ArrayUnpickler(BytesIO(raw), encoding="latin1").load()
+    except ValueError:
+        raise
+    except Exception as why:
+        raise ValueError("it is no complete pickle") from why
+    if not isinstance(top, dict):
+        raise ValueError("it holds no dictionary")
+    return {
+        key.decode("latin-1") if isinstance(key, bytes) else key: value
+        for key, value in top.items()
+    }
+
+
+def build_array(node: object) -> NDArray[np.uint8]:
+    """The uint8 array that a node describes, built from its bytes."""
+    match node:
+        case PickleNode(
+            name=name, state=(_, tuple(shape), form, fortran, (str() | bytes()) as data)
+        ):
+            known, order = name in ARRAY_GLOBALS, "F" if fortran else "C"
+        case PickleNode(
+            name=name, args=((bytes() | bytearray()) as data, form, tuple(shape), order)
+        ):
+            known = name in BUFFER_GLOBALS
+        case _:
+            raise ValueError("its data is no uint8 array")
+    if not known or not _is_byte_type(form) or order not in ("C", "F"):
+        raise ValueError("its data is no uint8 array")
+    if len(shape) > 4 or not all(type(side) is int and side >= 0 for side in shape):
+        raise ValueError("its array has an impossible shape")
+    try:
+        content = np.frombuffer(data.encode("latin-1") if isinstance(data, str) else data, np.uint8)
+    except ValueError as why:  # wide characters, or nothing
+        raise ValueError("its array holds no bytes") from why
+    try:
+        return content.reshape(shape, order="F" if order == "F" else "C")
+    except (ValueError, OverflowError) as why:
+        claim = f"its array claims shape {shape} but holds {content.size:,} bytes"
+        raise ValueError(claim) from why
+
+
+def _is_byte_type(form: object) -> bool:
+    if not isinstance(form, PickleNode) or form.name != "numpy.dtype":
+        return False
+    return isinstance(form.args, tuple) and form.args[:1] == ("u1",)

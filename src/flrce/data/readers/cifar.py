@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flrce.core.files import format_path, read_limited
-from flrce.data.readers import images, inert
+from flrce.data.readers import images
 from flrce.data.readers.files import check_labels, track_progress
 from flrce.data.sources import Source
 from flrce.errors import BadInput
+from flrce.formats.plain_pickle import build_array, load_pickled_arrays
 
 PIXELS_PER_IMAGE = 3 * 32 * 32
 MAX_FILE_BYTES = 512 << 20  # bytes of one file; CIFAR-100's training batch has 155 MB
@@ -130,9 +131,10 @@ def _build_source(
 
 
 def _parse_batch_file(layout: CifarArchive, path: Path) -> dict[str, object]:
+    raw = read_limited(path, MAX_FILE_BYTES, layout.remedy)
     try:
-        return inert.parse_pickle(read_limited(path, MAX_FILE_BYTES, layout.remedy))
-    except inert.UnsafePickle as why:
+        return load_pickled_arrays(raw)
+    except ValueError as why:
         raise BadInput(
             f"{format_path(path)} is not a {layout.name} file: {why}; {layout.remedy}"
         ) from why
@@ -179,8 +181,8 @@ def _read_python_batch(layout: CifarArchive, path: Path) -> ImageBatch:
             f" {layout.remedy}"
         )
     try:
-        x = inert.build_array(content.get("data"))
-    except inert.UnsafePickle as why:
+        x = build_array(content.get("data"))
+    except ValueError as why:
         raise BadInput(
             f"{format_path(path)} is not a {layout.name} file: {why}; {layout.remedy}"
         ) from why
