@@ -351,10 +351,36 @@ def test_huggingface():
         {"image": [Image.fromarray(p) for p in pixels], "label": [0, 1] * 3}
     )
     np.testing.assert_array_equal(to_source(images).x, pixels.transpose(0, 3, 1, 2))
-    with pytest.raises(BadInput, match="holds text"):
-        to_source(hf.Dataset.from_dict({"text": ["one", "two"], "label": [0, 1]}))
+    texts = to_source(hf.Dataset.from_dict({"text": ["one", "two"], "label": [0, 1]}))
+    assert texts.preprocessing.columns[0].is_text
+    with pytest.raises(
+        BadInput, match=r"beside other columns \('u'\); .*data\.group.*data\.ignore"
+    ):
+        to_source(images.add_column("u", ["a"] * 6))
     with pytest.raises(BadInput, match="no label column"):
         to_source(hf.Dataset.from_dict({"text": ["one", "two"], "b": [0, 1]}))
+
+
+@pytest.mark.parametrize("value", [{"bytes": "a"}, ["a", "b"], b"a"], ids=["dict", "list", "bytes"])
+def test_nested_cells_are_no_text(value, tmp_path):
+    """Before, a dict in a cell was hashed as if it were a sentence."""
+    pd = pytest.importorskip("pandas")
+    frame = pd.DataFrame({"a": range(40), "odd": [value] * 40, "y": [0, 1] * 20})
+    with pytest.raises(BadInput, match=f"column 'odd' holds {type(value).__name__} values"):
+        to_source(frame)
+    if not isinstance(value, bytes):
+        path = tmp_path / "t.jsonl"
+        path.write_text("".join(json.dumps({"odd": value, "y": i % 2}) + "\n" for i in range(40)))
+        with pytest.raises(BadInput, match="column 'odd' holds"):
+            from_path(path)
+
+
+def test_a_stream_is_one_line():
+    class Stream:
+        column_names = ("x", "label")
+
+    with pytest.raises(BadInput, match="streams samples; load it without streaming=True"):
+        to_source(Stream())
 
 
 # folders
@@ -804,6 +830,28 @@ def test_identifiers_of_shuffled_rows(caplog):
     assert to_source(table).features == ("a", "b")  # its name says nothing, but it sorts the labels
     table = noise(n=np.arange(300) % 100, client=np.arange(300) // 100)
     assert to_source(table, group="client").features == ("a", "b")  # counts each client's rows
+
+
+def test_a_column_that_tells_the_label_is_named(caplog):
+    """A measurement taken after the diagnosis: numbers with fractions, so no identifier."""
+    rng = np.random.default_rng(4)
+    leak = np.arange(300) + rng.uniform(0.1, 0.9, 300)
+    order = rng.permutation(300)
+    table = {key: values[order] for key, values in noise(late=leak).items()}
+    assert to_source(table).features == ("a", "b", "late")
+    assert "column 'late' alone tells the label of every row" in caplog.text
+    assert "data.ignore" in caplog.text
+    caplog.clear()
+    to_source(table, ignore="late")
+    to_source(noise(constant=np.zeros(300)))  # rows sorted by label: ties tell nothing
+    assert "alone tells" not in caplog.text
+
+
+def test_a_run_lists_the_features_of_its_table(tmp_path, capsys):
+    path = table(tmp_path / "t.csv")
+    tables = ["--set", f"data.path={path}", "--set", "clients=4", "--set", "per_round=2"]
+    assert main(["run", "--no-save", "--set", "rounds=1", *tables]) == 0
+    assert "features: height, weight" in capsys.readouterr().err
 
 
 def test_numbers_that_tell_something_stay_features():

@@ -209,7 +209,7 @@ def test_pickles_that_grow():
     )  # ((1, 1), (1, 1)) and so on, 2^60 ones to hash
     with pytest.raises(ValueError, match="for a key"):
         load_plain_pickle(b"\x80\x02}(K\x01K\x01\x86" + nested + b"K\x01u.")
-    with pytest.raises(ValueError, match="no pickle of plain"):
+    with pytest.raises(ValueError, match="no complete pickle of plain"):
         load_plain_pickle(b"\x80\x04\x8f.")  # a set
 
 

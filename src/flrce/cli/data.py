@@ -6,6 +6,7 @@ from pathlib import Path
 from flrce.cli.options import look_at
 from flrce.cli.targets import prepare_file
 from flrce.cli.terminal import print_table
+from flrce.data.preprocessing import format_features
 from flrce.data.sources import DATASET_NAMES, is_prepared
 from flrce.errors import BadInput, suggest_name
 from flrce.simulation.build import with_given_clients
@@ -121,13 +122,7 @@ def show_partition(
 def print_features(features: Sequence[str]) -> None:
     """The columns of a table that the model is given."""
     if features:
-        named = ", ".join(ascii(name)[1:-1] for name in features[:MAX_LISTED_FEATURES])
-        more = (
-            f" and {len(features) - MAX_LISTED_FEATURES} more"
-            if len(features) > MAX_LISTED_FEATURES
-            else ""
-        )
-        print(f"features: {named}{more}")
+        print(f"features: {format_features(features)}")
 
 
 def prepare_dataset(name: str, folder: Path, own: str | None) -> None:
@@ -148,7 +143,6 @@ def prepare_dataset(name: str, folder: Path, own: str | None) -> None:
     print(f'use it with: data.name = "{called}"')
 
 
-MAX_LISTED_FEATURES = 40  # features that are listed
 MAX_LABEL_CHARACTERS = 50  # characters for the labels; more of them are pooled
 
 

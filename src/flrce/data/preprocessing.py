@@ -11,6 +11,7 @@ from flrce.data.fields import InputField
 from flrce.data.text_features import hash_texts, tokenize_texts
 from flrce.errors import BadInput, format_one_line
 
+MAX_LISTED_FEATURES = 40  # columns of a table that are named
 ColumnTable = Mapping[str, NDArray[Any]]
 MAX_NAMED_VALUES = 6  # values of a text column that a message lists
 
@@ -141,6 +142,13 @@ class Preprocessing:
 
 
 AS_GIVEN = Preprocessing()  # raw samples are x already
+
+
+def format_features(names: Sequence[str]) -> str:
+    """The names of a table's features, in one line."""
+    listed = ", ".join(ascii(name)[1:-1] for name in names[:MAX_LISTED_FEATURES])
+    more = len(names) - MAX_LISTED_FEATURES
+    return f"{listed} and {more} more" if more > 0 else listed
 
 
 def _reshape(values: Sequence[float], x: NDArray[Any]) -> NDArray[np.float64]:

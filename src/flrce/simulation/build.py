@@ -25,6 +25,7 @@ from flrce.core.update_placement import choose_placement, describe_placement
 from flrce.data.federation import Federation
 from flrce.data.fields import attach_fields
 from flrce.data.own import holds_clients, to_source
+from flrce.data.preprocessing import format_features
 from flrce.data.sources import Source
 from flrce.devices.costs import add_network_energy, assign_devices, load_profile
 from flrce.errors import BadInput
@@ -261,6 +262,12 @@ def build_data_and_model(
         log.warning(
             "every sample is of class %r: there is nothing to tell apart; is data.target right?",
             *pool.classes,
+        )
+    if pool.features:
+        log.warning(
+            "%s: features: %s (data.ignore leaves columns out)",
+            pool.name,
+            format_features(pool.features),
         )
     federation = experiment.federate(pool)
     named = experiment.model

@@ -55,6 +55,11 @@ def from_huggingface(
             data, target, group, columns, {"ignore": ignore, "features": features, **how}
         )
     where = how.pop("where", "Dataset")
+    if not hasattr(data, "__len__"):
+        raise BadInput(
+            f"{where} is a {type(data).__name__}, which streams samples; load it without"
+            " streaming=True"
+        )
     names = dict.fromkeys(data.column_names)
     label = find_column(names, target, TARGETS, "target", where)  # type: ignore[arg-type]
     owner = find_column(names, group, GROUPS, "group", where)  # type: ignore[arg-type]
@@ -97,8 +102,9 @@ def from_huggingface(
             f"{where} has lists or images ({deep[0]!a}) beside other columns"
             f" ({_find_other_name(wanted, deep[0])!a})"
         )
-        raise BadInput(f"{what}; name those to leave out with ignore")
-    table = {key: convert_column(list(loose[key])) for key in (*wanted, label, owner, split) if key}
+        raise BadInput(f"{what}; name the clients' column in data.group, others in data.ignore")
+    used = [key for key in (*wanted, label, owner, split) if key]
+    table = {key: convert_column(list(loose[key]), key) for key in used}
     return from_columns(table, label, owner, split, features=chosen, **how)
 
 
@@ -130,6 +136,9 @@ class _ItemTable:
 
     def __getitem__(self, key: str) -> list[Any]:
         return self.columns[key]
+
+    def __len__(self) -> int:
+        return len(self.columns[self.column_names[0]])
 
 
 def _pool_splits(

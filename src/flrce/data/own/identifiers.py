@@ -30,6 +30,20 @@ def find_identifiers(
     return {name: why for name, why in found.items() if why}
 
 
+def find_label_sorters(columns: Mapping[str, NDArray[Any]], label: NDArray[Any]) -> list[str]:
+    """Columns of numbers, different in every row, whose order is that of the labels: each alone
+    tells the label of every row.
+    """
+    return [
+        name
+        for name, values in columns.items()
+        if values.dtype.kind in "iuf"
+        and values.ndim == 1
+        and len(np.unique(values)) == len(values)
+        and _sorts_label(values, label)
+    ]
+
+
 def _describe_identifier(
     name: str, values: NDArray[Any], label: NDArray[Any] | None, owner: NDArray[Any] | None
 ) -> str:

@@ -27,7 +27,7 @@ from flrce.data.own.arrays import (
     measure_features,
     refuse_columns,
 )
-from flrce.data.own.identifiers import find_identifiers
+from flrce.data.own.identifiers import find_identifiers, find_label_sorters
 from flrce.data.own.text_columns import describe_texts, find_text_columns, mask_texts, report_texts
 from flrce.data.preprocessing import ColumnTable, FeatureColumn, Preprocessing
 from flrce.data.readers.columns import convert_column, parse_csv_cells
@@ -207,7 +207,15 @@ def _without_identifiers(
             ascii(key),
             why,
         )
-    return {key: values for key, values in columns.items() if key not in found}
+    kept = {key: values for key, values in columns.items() if key not in found}
+    for key in find_label_sorters(kept, label):
+        log.warning(
+            "%s: column %s alone tells the label of every row: if it is not known before the label"
+            " is, name it in data.ignore",
+            where,
+            ascii(key),
+        )
+    return kept
 
 
 def _drop_columns(columns: ColumnTable, ignored: Sequence[str], where: str) -> ColumnTable:
@@ -266,7 +274,7 @@ def read_table_columns(path: Path) -> ColumnTable:
         return to_columns(read_parquet(path))
     if suffix == ".jsonl":
         rows = read_jsonl_rows(path)
-        return {key: convert_column([row[key] for row in rows]) for key in rows[0]}
+        return {key: convert_column([row[key] for row in rows], key) for key in rows[0]}
     return {key: convert_column(values) for key, values in read_csv_cells(path).items()}
 
 
@@ -289,7 +297,7 @@ def from_jsonl(path: Path | str, **how: Any) -> Source:
         }
         return from_arrays([row["x"] for row in rows], [row["y"] for row in rows], **more, **given)
     return from_columns(
-        {key: convert_column([row[key] for row in rows]) for key in rows[0]}, **given
+        {key: convert_column([row[key] for row in rows], key) for key in rows[0]}, **given
     )
 
 
@@ -365,7 +373,8 @@ def to_columns(frame: Any) -> ColumnTable:
         else:  # text, categories, and numbers that may be missing
             gaps = column.isna()
             columns[str(key)] = convert_column(
-                [None if gap else v for v, gap in zip(column.astype(object), gaps, strict=True)]
+                [None if gap else v for v, gap in zip(column.astype(object), gaps, strict=True)],
+                str(key),
             )
     return columns
 

@@ -13,6 +13,7 @@ from flrce.errors import BadInput, format_one_line
 
 DECIMAL_COMMA_PATTERN = re.compile(r"[+-]?\d*,?\d+([eE][+-]?\d+)?")
 MAX_FIXED_WIDTH = 64  # characters
+NESTED_TYPES = (dict, list, tuple, set, bytes, np.ndarray)  # that are no cell of a table
 MISSING_MARKS = ("", "na", "nan", "?", "null", "none")
 
 
@@ -21,7 +22,8 @@ def read_csv_columns(
 ) -> dict[str, NDArray[Any]]:
     """Columns of a csv text, each in its dtype."""
     return {
-        key: convert_column(values) for key, values in parse_csv_cells(text, where, header).items()
+        key: convert_column(values, key)
+        for key, values in parse_csv_cells(text, where, header).items()
     }
 
 
@@ -72,8 +74,14 @@ def _convert_decimal_commas(values: list[str]) -> list[str]:
     return [value.replace(",", ".") for value in values] if commas else values
 
 
-def convert_column(values: list[Any]) -> NDArray[Any]:
+def convert_column(values: list[Any], name: str = "") -> NDArray[Any]:
     """Integers, else floats (NaN where missing), else text."""
+    odd = next((value for value in values if isinstance(value, NESTED_TYPES)), None)
+    if odd is not None:
+        raise BadInput(
+            f"column {name!a} holds {type(odd).__name__} values, neither numbers nor text; drop it,"
+            " or give (x, y) arrays"
+        )
     known = [
         None if value is None or str(value).strip().lower() in MISSING_MARKS else value
         for value in values
