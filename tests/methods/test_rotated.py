@@ -421,9 +421,8 @@ def test_the_compiled_transform_has_the_bits_of_torchs(rows, size, monkeypatch):
         pytest.skip("no C compiler")
     x = torch.randn(rows, size, generator=torch.Generator().manual_seed(size))
     before = x.clone()
-    monkeypatch.setattr(hadamard, "MIN_COMPILED_FLOATS", 0)
     compiled, turned = hadamard.transform_hadamard(x), hadamard.transform_hadamard(x.T.clone().T)
-    monkeypatch.setattr(hadamard, "MIN_COMPILED_FLOATS", x.numel() + 1)
+    monkeypatch.setattr(hadamard, "_load_library", lambda: None)
     assert torch.equal(compiled, hadamard.transform_hadamard(x))
     assert torch.equal(turned, compiled)  # of rows that do not lie one after another
     assert torch.equal(x, before)

@@ -19,8 +19,6 @@ from flrce_client.hadamard import ChunkGroup, plan_chunks
 
 __all__ = ["ChunkGroup", "draw_signs", "plan_chunks", "split_chunks", "transform_hadamard"]
 
-
-MIN_COMPILED_FLOATS = 2**12  # from which on the transform is worth a compiler
 log = logging.getLogger("flrce")
 
 
@@ -54,7 +52,7 @@ def transform_hadamard(x: Tensor) -> Tensor:
     one, where there is a compiler.
     """
     rows, size = x.shape
-    if x.numel() >= MIN_COMPILED_FLOATS and x.dtype == torch.float32 and x.device.type == "cpu":
+    if x.dtype == torch.float32 and x.device.type == "cpu":
         code = _load_library()
         if code is not None:
             y = x.clone(memory_format=torch.contiguous_format)
