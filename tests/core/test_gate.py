@@ -113,7 +113,8 @@ def test_any_reply_whatsoever(sent, compressor, keep):
     )
     lines, totals = book_costs(3, tasks, [*sent, good], rejected)
     assert all(
-        math.isfinite(totals[key]) and totals[key] >= 0 for key in ("joules", "bytes_up", "seconds")
+        math.isfinite(getattr(totals, key)) and getattr(totals, key) >= 0
+        for key in ("joules", "bytes_up", "seconds")
     )
     assert {line.client for line in lines} >= {"x", "y", "z"}
     assert set(collect_client_states(tasks, [*sent, good])) <= {"x", "y", "z"}
@@ -215,5 +216,5 @@ def test_strays_are_booked_as_waste():
     extra = replace(honest(job), spent=ClientCost(bytes_up=7, joules=0.5))
     lines, totals = book_costs(3, [job], [honest(job), extra], {})
     assert [line.outcome for line in lines] == ["useful", "duplicate"]
-    assert totals["bytes_wasted"] == 7
-    assert totals["joules_wasted"] == 0.5
+    assert totals.bytes_wasted == 7
+    assert totals.joules_wasted == 0.5

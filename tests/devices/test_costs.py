@@ -93,10 +93,10 @@ def test_a_round_lasts_as_long_as_the_slowest_that_counts_and_the_others_wait():
     lines, costs = book_costs(
         1, tasks("a", "b", "c"), [reply("a", 1), reply("b", 4), reply("c", 9)], {"c": "slower"}
     )
-    assert costs["seconds"] == 4
-    assert costs["joules"] == pytest.approx((10 + 3 * 2) + 10 + 10)
-    assert costs["joules_wasted"] == pytest.approx(10)
-    assert costs["bytes_wasted"] == 150
+    assert costs.seconds == 4
+    assert costs.joules == pytest.approx((10 + 3 * 2) + 10 + 10)
+    assert costs.joules_wasted == pytest.approx(10)
+    assert costs.bytes_wasted == 150
     assert [line.spent.joules for line in lines] == pytest.approx([16, 10, 10])
 
 
@@ -106,11 +106,11 @@ def test_asking_for_losses_comes_before_training_and_is_booked():
         ("a", ClientCost(compute_seconds=1.0, joules=1.0)),
     ]
     lines, costs = book_costs(1, tasks("a"), [reply("a", 5)], {}, asked)
-    assert costs["seconds"] == 5 + 2
-    assert costs["joules"] == pytest.approx(10 + 3 + 1)
-    assert costs["bytes_down"] == 100 + 40
-    assert costs["bytes_framing"] == 8 + 4
-    assert costs["bytes_wasted"] == 0
+    assert costs.seconds == 5 + 2
+    assert costs.joules == pytest.approx(10 + 3 + 1)
+    assert costs.bytes_down == 100 + 40
+    assert costs.bytes_framing == 8 + 4
+    assert costs.bytes_wasted == 0
     assert [(line.client, line.outcome) for line in lines] == [
         ("a", "useful"),
         ("x", "asked"),
@@ -132,11 +132,11 @@ def test_the_lines_always_add_up_to_the_round(clients):
     ]
     lost = {name: "lost" for name, (*_, fine) in zip(names, clients, strict=True) if not fine}
     lines, costs = book_costs(1, tasks(*names), replies, lost)
-    assert costs["joules"] == pytest.approx(sum(line.spent.joules for line in lines))
-    assert costs["bytes_down"] == sum(line.spent.bytes_down for line in lines)
+    assert costs.joules == pytest.approx(sum(line.spent.joules for line in lines))
+    assert costs.bytes_down == sum(line.spent.bytes_down for line in lines)
     useful = [s for s, _, _, fine in clients if fine]
-    assert costs["seconds"] == max(useful, default=0.0)
-    assert costs["joules"] >= sum(j for _, j, _, _ in clients) - 1e-6
+    assert costs.seconds == max(useful, default=0.0)
+    assert costs.joules >= sum(j for _, j, _, _ in clients) - 1e-6
 
 
 RECIPES = [

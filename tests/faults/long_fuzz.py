@@ -198,7 +198,8 @@ def payloads(rng: random.Random) -> None:
     assert all(why and why.isprintable() and len(why) < 400 for why in rejected.values())
     _, totals = book_costs(3, tasks, replies, rejected)
     assert all(
-        np.isfinite(totals[key]) and totals[key] >= 0 for key in ("joules", "bytes_up", "seconds")
+        np.isfinite(getattr(totals, key)) and getattr(totals, key) >= 0
+        for key in ("joules", "bytes_up", "seconds")
     )
 
 

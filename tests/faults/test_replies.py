@@ -2,7 +2,7 @@
 
 import pickle
 import resource
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +10,7 @@ from clients import SIZES, Fleet, spoil
 from harness import in_child
 
 from flrce.core.loop import make_initial_state, rounds
+from flrce.core.record import flatten_record
 from flrce.core.types import ClientCost, Payload, Reply
 from flrce.methods.catalogue.recipes import CATALOGUE
 from flrce.methods.compression.nonzero import NonzeroCoordinates
@@ -208,7 +209,7 @@ def test_absurd_costs():
 
 
 def ledger(done, *without):
-    rows = [asdict(r.record) for r in done]
+    rows = [flatten_record(r.record) for r in done]
     return [{key: value for key, value in row.items() if key not in without} for row in rows]
 
 

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ from flrce.cli.cli import main
 from flrce.cli.watch import build_watch_board, format_energy_spent, format_point_price
 from flrce.cli.watch_server import HOST, build_watch_server, derive_page_key
 from flrce.config.experiment import Experiment
-from flrce.core.types import RoundRecord
+from flrce.core.record import RoundRecord, flatten_record
 from flrce.report import live
 from flrce.report.live import RecordTail, RunWatcher, find_lock_holder
 from flrce.simulation import runs
@@ -35,7 +34,7 @@ ENV = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2] / "sr
 
 
 def line(t: int, **more) -> bytes:
-    return json.dumps(asdict(RoundRecord(t, **more))).encode() + b"\n"
+    return json.dumps(flatten_record(RoundRecord(t, **more))).encode() + b"\n"
 
 
 def test_a_file_that_grows_is_read_once(tmp_path):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flrce.config.experiment import Experiment
-from flrce.core.types import RoundRecord
+from flrce.core.record import FLAT_FIELDS, RoundRecord
 from flrce.core.user_code import NOTHING
 from flrce.errors import BadInput
 from flrce.methods.stopping.conflict import UpdateConflicts
@@ -143,9 +143,8 @@ def is_finished(history: tuple[RoundRecord, ...], T: int) -> bool:
 
 
 def _to_record(row: Mapping[str, Any]) -> RoundRecord:
-    known = RoundRecord.__dataclass_fields__
     fields: dict[str, Any] = {
-        key: tuple(v) if isinstance(v, list) else v for key, v in row.items() if key in known
+        key: tuple(v) if isinstance(v, list) else v for key, v in row.items() if key in FLAT_FIELDS
     }
     return RoundRecord(**fields)
 

@@ -13,6 +13,7 @@ from flrce.core.gate import collect_client_states, validate_replies
 from flrce.core.pending import DueTasks, collect_due, list_reply_ages
 from flrce.core.pieces import Recipe
 from flrce.core.planning import describe_round
+from flrce.core.record import RoundCosts
 from flrce.core.summed_updates import average_client_metrics, average_updates
 from flrce.core.types import (
     ClientCost,
@@ -99,7 +100,7 @@ def check_updates(
 
 
 def make_record(
-    plan: RoundPlan, updates: Updates, rejected: Mapping[str, str], costs: Mapping[str, Any]
+    plan: RoundPlan, updates: Updates, rejected: Mapping[str, str], costs: RoundCosts
 ) -> RoundRecord:
     """Who was chosen, who counted, and what the round cost; not yet evaluated."""
     roster = plan.state.roster
@@ -113,5 +114,5 @@ def make_record(
         ages=list_reply_ages(roster, updates),
         clients=len(roster),
         began=plan.began,
-        **costs,
+        costs=costs,
     )

@@ -8,14 +8,14 @@ from flrce.core.record import RoundRecord
 
 def read_clock(history: Sequence[RoundRecord]) -> float:
     """Seconds since the run began: the end of its last round."""
-    return history[-1].began + history[-1].seconds if history else 0.0
+    return history[-1].began + history[-1].costs.seconds if history else 0.0
 
 
 def replay_clock(history: Sequence[RoundRecord]) -> float:
     """The same of records that may come from before rounds knew when they began."""
     now = 0.0
     for record in history:
-        now = max(record.began, now) + record.seconds
+        now = max(record.began, now) + record.costs.seconds
     return now
 
 
@@ -23,8 +23,8 @@ def list_end_times(history: Sequence[RoundRecord]) -> list[float]:
     """(rounds,) when each round ended: waiting before a round is time too."""
     ends, total = [], 0.0
     for record in history:
-        total += record.seconds
-        ends.append(max(total, record.began + record.seconds))
+        total += record.costs.seconds
+        ends.append(max(total, record.began + record.costs.seconds))
     return ends
 
 

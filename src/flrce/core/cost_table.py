@@ -7,19 +7,19 @@ row here.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from flrce.core.clock import list_end_times, replay_clock
 from flrce.core.energy_basis import BASIS_FIELDS, NETWORK_FIELD
-from flrce.core.record import RoundRecord
+from flrce.core.record import FLAT_FIELDS, RoundRecord
 
 if TYPE_CHECKING:  # which imports torch, and the command line reads this table at its start
     from flrce.core.types import ClientCost
 
 COST_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
-RESERVED_NAMES = frozenset(f.name for f in fields(RoundRecord)) | {"bytes", "rounds", "flops"}
+RESERVED_NAMES = frozenset(FLAT_FIELDS) | {"bytes", "rounds", "flops"}
 History = Sequence[RoundRecord]
 Unit = tuple[float, str]  # how many base units it is, and its name
 
@@ -207,7 +207,7 @@ def is_energy_known(history: History) -> bool:
     """Whether anybody measured or modelled the joules of these rounds. Training is never free, so
     a run of 0 J is one whose energy nobody knows.
     """
-    return any(record.joules or record.measured for record in history)
+    return any(record.costs.joules or record.costs.measured for record in history)
 
 
 def list_booked_amounts(record: RoundRecord) -> dict[str, float]:

@@ -7,6 +7,7 @@ from typing import Any
 from flrce.core.energy_basis import MODELLED_FIELD, add_amounts
 from flrce.core.gate import MAX_SAMPLES_PER_CLIENT, match_replies
 from flrce.core.payloads import is_finite_number, is_plausible_cost
+from flrce.core.record import RoundCosts
 from flrce.core.types import ClientCost, ClientRecord, Reply, RoundRecord, Task
 
 FREE_OF_WASTE = ("useful", "asked", "evaluated")  # outcomes whose costs were not in vain
@@ -22,8 +23,8 @@ def book_costs(
     lasted: float | None = None,
     keep: int | None = None,
     price: Callable[[Sequence[ClientRecord]], Sequence[ClientRecord]] = list,
-) -> tuple[tuple[ClientRecord, ...], dict[str, Any]]:
-    """Each client's line, and the round's totals as fields of a Record.
+) -> tuple[tuple[ClientRecord, ...], RoundCosts]:
+    """Each client's line, and the round's totals.
 
     A download is charged when it is sent, even to a client that then fails. Late, duplicate and
     unasked replies get lines of their own, all waste: what travelled was paid for. The round lasts
@@ -63,16 +64,16 @@ def book_costs(
     lines += [ClientRecord(t, client, "asked", 0, 0.0, spent) for client, spent in asked]
     lines = list(price(lines))
     spent = [line.spent for line in lines]
-    return tuple(lines), {
+    return tuple(lines), RoundCosts(
         **sum_line_costs(lines),
-        "seconds": seconds + max((s.seconds for _, s in asked), default=0.0),
-        "measured": bool(spent) and all(s.measured for s in spent),
-        "other": sum_other_costs(spent),
-    }
+        seconds=seconds + max((s.seconds for _, s in asked), default=0.0),
+        measured=bool(spent) and all(s.measured for s in spent),
+        other=sum_other_costs(spent),
+    )
 
 
 def sum_line_costs(lines: Sequence[ClientRecord]) -> dict[str, Any]:
-    """What clients' lines add up to, by the field of a round's record."""
+    """What clients' lines add up to, by the field of a round's costs."""
     spent = [line.spent for line in lines]
     wasted = [line.spent for line in lines if line.outcome not in FREE_OF_WASTE]
     return {
@@ -99,11 +100,12 @@ def bill_evaluation(
     """
     lines = price([ClientRecord(record.t, k, "evaluated", 0, 0.0, s) for k, s in evaluated])
     spent = [line.spent for line in lines]
-    more = {name: getattr(record, name) + x for name, x in sum_line_costs(lines).items()}
-    other = {name: record.other.get(name, 0.0) + x for name, x in sum_other_costs(spent).items()}
-    seconds = record.seconds + max((s.seconds for s in spent), default=0.0)
-    billed = replace(record, **more, seconds=seconds, other={**record.other, **other})
-    return billed, tuple(lines)
+    before = record.costs
+    more = {name: getattr(before, name) + x for name, x in sum_line_costs(lines).items()}
+    other = {name: before.other.get(name, 0.0) + x for name, x in sum_other_costs(spent).items()}
+    seconds = before.seconds + max((s.seconds for s in spent), default=0.0)
+    costs = replace(before, **more, seconds=seconds, other={**before.other, **other})
+    return replace(record, costs=costs), tuple(lines)
 
 
 def sum_other_costs(spent: Sequence[ClientCost]) -> dict[str, float]:

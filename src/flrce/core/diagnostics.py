@@ -19,15 +19,16 @@ def add_diagnostics(
     models alone tell.
     """
     server_state = after.server_state
-    record = replace(record, way=recipe.stop.distance_from_start(server_state.get("stop")))
+    way = recipe.stop.distance_from_start(server_state.get("stop"))
+    before = replace(record.diagnostics, way=way)
     if recipe.sums:
-        return record
+        return replace(record, diagnostics=before)
     updates = event.updates
     G = gram_matrix(updates.u)
     odd = flag_updates(G, record.replied)
     left = recipe.aggregator.downweights(server_state.get("aggregator"))
-    return replace(
-        record,
+    diagnostics = replace(
+        before,
         conflicts=mean_conflicts(G),
         consensus=update_consensus(G, updates.n),
         headway=recipe.average.get_headway(server_state.get("average")),
@@ -37,3 +38,4 @@ def add_diagnostics(
         },
         votes=count_trusted_conflicts(G, record.replied, find_muted_clients(state.history, odd)),
     )
+    return replace(record, diagnostics=diagnostics)

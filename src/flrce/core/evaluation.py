@@ -47,8 +47,8 @@ def add_evaluation(
     What is not a number is left out: the ledger holds nothing that cannot be read back.
     """
     plain = seen.metric == "accuracy"
-    return replace(
-        record,
+    evaluation = replace(
+        record.evaluation,
         accuracy=_finite_or_none(seen.value) if plain else None,
         accuracy_weighted=_finite_or_none(seen.weighted) if plain else None,
         loss=_finite_or_none(seen.loss),
@@ -58,8 +58,9 @@ def add_evaluation(
         metrics=_select_metrics(seen.metrics, plain),
         pooled=_select_metrics(seen.pooled, plain),
         metrics_averaged=_select_metrics(averaged.metrics, plain) if averaged else {},
-        bytes_evaluation=seen.nbytes,
     )
+    costs = replace(record.costs, bytes_evaluation=seen.nbytes)
+    return replace(record, evaluation=evaluation, costs=costs)
 
 
 def validate_client_metrics(
@@ -91,8 +92,8 @@ def add_client_evaluations(
     if not any(found):
         return record
     scale = _get_primary_metric(engine)
-    return replace(
-        record,
+    evaluation = replace(
+        record.evaluation,
         holdouts=tuple(
             None if each is None else float(f"{each.value:.{METRIC_DIGITS}g}") for each in found
         ),
@@ -100,6 +101,7 @@ def add_client_evaluations(
         metric=scale.metric,
         lower=scale.lower,
     )
+    return replace(record, evaluation=evaluation)
 
 
 def mark_unevaluated(record: RoundRecord, engine: Engine) -> RoundRecord:
@@ -107,7 +109,8 @@ def mark_unevaluated(record: RoundRecord, engine: Engine) -> RoundRecord:
     all the same.
     """
     scale = _get_primary_metric(engine)
-    return replace(record, metric=scale.metric, lower=scale.lower)
+    evaluation = replace(record.evaluation, metric=scale.metric, lower=scale.lower)
+    return replace(record, evaluation=evaluation)
 
 
 def _get_primary_metric(engine: Engine) -> PrimaryMetric:

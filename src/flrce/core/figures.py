@@ -3,18 +3,18 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from flrce.core.cost_table import COSTS
 from flrce.core.pieces import Recipe
-from flrce.core.record import RoundRecord
+from flrce.core.record import FLAT_FIELDS, RoundRecord
 from flrce.core.types import ClientRecord, RoundEvent, State
 from flrce.errors import BadInput
 
 FIGURE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,39}")
 MAX_FIGURE = 1e30  # as in the checks of a run directory
-RESERVED_NAMES = frozenset({f.name for f in fields(RoundRecord)} | set(COSTS))
+RESERVED_NAMES = frozenset(FLAT_FIELDS) | frozenset(COSTS)
 
 
 def add_figures(

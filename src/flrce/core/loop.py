@@ -192,7 +192,7 @@ def decide_stop(
     """
     evaluated = evaluate_model(record, engine, after, model)
     shadow = find_shadow_stops(after.history, evaluated, recipe.P)
-    complete = replace(evaluated, shadow=shadow)
+    complete = replace(evaluated, diagnostics=replace(evaluated.diagnostics, shadow=shadow))
     stop = get_stop_reason(recipe.stop, (*after.history, complete))  # Algorithm 3
     if (stop or complete.t == T) and complete.last_model_metric is None:
         complete = evaluate_model(complete, engine, after, model, last=True)

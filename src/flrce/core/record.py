@@ -1,8 +1,13 @@
-"""What is written down of a round: all that a stop rule may look at, and what reports read."""
+"""What is written down of a round: all that a stop rule may look at, and what reports read.
+
+A record has three groups: costs, evaluation and diagnostics. The ledger, and everybody who reads
+`result.history`, also knows their fields by flat names: `record.joules` is `record.costs.joules`.
+"""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
 
 #: metrics between 0 and 1 that people read in percent
 SHARES = frozenset({"accuracy", "top-5", "macro-f1", "auc", "label-f1", "subset-accuracy"})
@@ -38,44 +43,9 @@ def format_figures(figures: Mapping[str, float]) -> str:
 
 
 @dataclass(frozen=True)
-class RoundRecord:
-    """One round in the ledger: small, and all that a stop rule may look at."""
+class RoundCosts:
+    """What a round cost, summed over its clients."""
 
-    t: int
-    outcome: str = "committed"  # or "abandoned"
-    exploit: bool = False
-    chosen: tuple[str, ...] = ()
-    replied: tuple[str, ...] = ()
-    # of those who replied: the primary metric of w before the round, on its hold-out
-    holdouts: tuple[float | None, ...] = ()
-    held: tuple[int, ...] = ()  # and on how many samples; 0 where it said nothing
-    clients: int = 0  # M: rows in the roster
-    rejected: Mapping[str, str] = field(default_factory=dict)  # client -> reason
-    # client that counted -> what is odd about its update
-    flagged: Mapping[str, str] = field(default_factory=dict)
-    # client that counted less -> share of its weight left
-    doubted: Mapping[str, float] = field(default_factory=dict)
-    # client that counted -> rounds its reply is old, if any
-    ages: Mapping[str, int] = field(default_factory=dict)
-    conflicts: float = 0.0  # mean number of conflicting peers (Algorithm 3)
-    votes: float = 0.0  # the same among clients that are not flagged, scaled to all
-    consensus: float = 1.0  # |sum p u| / sum p |u|
-    # cosine of the round's step and the way of the rounds before (averages.py)
-    headway: float | None = None
-    way: float | None = None  # |w - w_0|, where the stop asks for it (distance_growth.py)
-    accuracy: float | None = None  # where that is the primary metric
-    accuracy_weighted: float | None = None
-    loss: float | None = None
-    averaged: float | None = (
-        None  # primary metric of the server average, where it is not the last model
-    )
-    metric: str = "accuracy"  # the primary metric's name
-    lower: bool = False  # whether less of it is better
-    # of the last model: mean over clients
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    pooled: Mapping[str, float] = field(default_factory=dict)  # of the last model: over all samples
-    # of the server average: mean over clients
-    metrics_averaged: Mapping[str, float] = field(default_factory=dict)
     bytes_up: int = 0
     bytes_down: int = 0
     bytes_framing: int = 0
@@ -87,24 +57,136 @@ class RoundRecord:
     joules_high: float = 0.0
     grams: float = 0.0  # of CO2, where the fleet's electricity is known
     grams_wasted: float = 0.0
-    # seconds of the run's clock; the last round's end, or later where this one had to wait
-    began: float = 0.0
     seconds: float = 0.0  # how long it took
     measured: bool = False
     other: Mapping[str, float] = field(default_factory=dict)  # further costs, by name in COSTS
-    figures: Mapping[str, float] = field(default_factory=dict)  # what pieces report, by name
+
+
+@dataclass(frozen=True)
+class RoundEvaluation:
+    """How good the models are."""
+
+    # of those who replied: the primary metric of w before the round, on its hold-out
+    holdouts: tuple[float | None, ...] = ()
+    held: tuple[int, ...] = ()  # and on how many samples; 0 where it said nothing
+    accuracy: float | None = None  # where that is the primary metric
+    accuracy_weighted: float | None = None
+    loss: float | None = None
+    averaged: float | None = None  # of the server average, where it is not the last model
+    metric: str = "accuracy"  # the primary metric's name
+    lower: bool = False  # whether less of it is better
+    # of the last model: mean over clients
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    pooled: Mapping[str, float] = field(default_factory=dict)  # of the last model: over all samples
+    # of the server average: mean over clients
+    metrics_averaged: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RoundDiagnostics:
+    """What the updates show besides the model."""
+
+    # client that counted -> what is odd about its update
+    flagged: Mapping[str, str] = field(default_factory=dict)
+    # client that counted less -> share of its weight left
+    doubted: Mapping[str, float] = field(default_factory=dict)
+    conflicts: float = 0.0  # mean number of conflicting peers (Algorithm 3)
+    votes: float = 0.0  # the same among clients that are not flagged, scaled to all
+    consensus: float = 1.0  # |sum p u| / sum p |u|
+    # cosine of the round's step and the way of the rounds before (averages.py)
+    headway: float | None = None
+    way: float | None = None  # |w - w_0|, where the stop asks for it (distance_growth.py)
     shadow: tuple[float, ...] = ()  # thresholds psi that would have stopped the run by now
+
+
+GROUPS: Mapping[str, type] = {
+    "costs": RoundCosts,
+    "evaluation": RoundEvaluation,
+    "diagnostics": RoundDiagnostics,
+}
+GROUP_OF_FIELD = {f.name: group for group, kind in GROUPS.items() for f in fields(kind)}
+
+
+@dataclass(frozen=True, init=False)
+class RoundRecord:
+    """One round in the ledger: small, and all that a stop rule may look at."""
+
+    t: int
+    outcome: str = "committed"  # or "abandoned"
+    exploit: bool = False
+    chosen: tuple[str, ...] = ()
+    replied: tuple[str, ...] = ()
+    clients: int = 0  # M: rows in the roster
+    rejected: Mapping[str, str] = field(default_factory=dict)  # client -> reason
+    # client that counted -> rounds its reply is old, if any
+    ages: Mapping[str, int] = field(default_factory=dict)
+    # seconds of the run's clock; the last round's end, or later where this one had to wait
+    began: float = 0.0
+    figures: Mapping[str, float] = field(default_factory=dict)  # what pieces report, by name
     why: Mapping[str, Any] = field(default_factory=dict)
     stop: str = ""  # the reason, in the round that ends the run
+    costs: RoundCosts = RoundCosts()
+    evaluation: RoundEvaluation = RoundEvaluation()
+    diagnostics: RoundDiagnostics = RoundDiagnostics()
+
+    def __init__(
+        self, t: int, outcome: str = "committed", exploit: bool = False, **values: Any
+    ) -> None:
+        """By field, or by the flat name of a group's field: RoundRecord(3, joules=2.0)."""
+        own = {"t": t, "outcome": outcome, "exploit": exploit}
+        grouped: dict[str, Any] = {group: {} for group in GROUPS}
+        for name, value in values.items():
+            (grouped[GROUP_OF_FIELD[name]] if name in GROUP_OF_FIELD else own)[name] = value
+        for f in fields(self):
+            content: Any = own.pop(f.name) if f.name in own else get_default(f)
+            inner = grouped.get(f.name)
+            object.__setattr__(self, f.name, replace(content, **inner) if inner else content)
+        if own:
+            raise TypeError(f"RoundRecord has no field {min(own)!r}")
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """The flat names of the groups' fields."""
 
     @property
     def last_model_metric(self) -> float | None:
         """The last model by the primary metric; None where it was not judged in this round."""
-        return self.accuracy if self.metric == "accuracy" else self.metrics.get(self.metric)
+        seen = self.evaluation
+        return seen.accuracy if seen.metric == "accuracy" else seen.metrics.get(seen.metric)
 
     @property
     def final_model_metric(self) -> float | None:
-        """The same of the final model: the server average where there is
-        one.
-        """
-        return self.last_model_metric if self.averaged is None else self.averaged
+        """The same of the final model: the server average where there is one."""
+        averaged = self.evaluation.averaged
+        return self.last_model_metric if averaged is None else averaged
+
+
+for _name, _group in GROUP_OF_FIELD.items():
+    setattr(RoundRecord, _name, property(attrgetter(f"{_group}.{_name}")))
+
+
+def get_default(f: Field[Any]) -> Any:
+    """The default of a dataclass's field."""
+    return f.default_factory() if f.default_factory is not MISSING else f.default
+
+
+_FIELDS = {f.name: f for kind in (RoundRecord, *GROUPS.values()) for f in fields(kind)}
+#: the ledger's columns in their order, with a default each; `t` has none
+FLAT_FIELDS: dict[str, Field[Any]] = {
+    name: _FIELDS[name]
+    for name in (
+        *("t", "outcome", "exploit", "chosen", "replied", "holdouts", "held", "clients"),
+        *("rejected", "flagged", "doubted", "ages", "conflicts", "votes", "consensus", "headway"),
+        *("way", "accuracy", "accuracy_weighted", "loss", "averaged", "metric", "lower"),
+        *("metrics", "pooled", "metrics_averaged", "bytes_up", "bytes_down", "bytes_framing"),
+        *("bytes_evaluation", "bytes_wasted", "joules", "joules_wasted", "joules_low"),
+        *("joules_high", "grams", "grams_wasted", "began", "seconds", "measured", "other"),
+        *("figures", "shadow", "why", "stop"),
+    )
+}
+
+
+def flatten_record(record: RoundRecord) -> dict[str, Any]:
+    """The record as the ledger has it: one table of plain values."""
+    return {name: getattr(record, name) for name in FLAT_FIELDS}

@@ -16,10 +16,10 @@ def find_shadow_stops(
     The last committed record of the `history` before it has those that would have before, so that
     no other is read.
     """
-    before = next((h.shadow for h in reversed(history) if h.outcome == "committed"), ())
+    before = next((h.diagnostics.shadow for h in reversed(history) if h.outcome == "committed"), ())
     now = tuple(
         psi * P / 10
         for psi in SHADOW_THRESHOLDS
-        if record.exploit and record.conflicts >= psi * P / 10
+        if record.exploit and record.diagnostics.conflicts >= psi * P / 10
     )
     return max(before, now, key=len)  # both begin at the grid's least

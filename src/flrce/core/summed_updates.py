@@ -25,12 +25,11 @@ def average_client_metrics(record: RoundRecord) -> RoundRecord:
     """The record with one figure of the model: the mean over the hold-outs' samples."""
     known = [
         (value, n)
-        for value, n in zip(record.holdouts, record.held, strict=True)
+        for value, n in zip(record.evaluation.holdouts, record.evaluation.held, strict=True)
         if value is not None
     ]
     if not known:
-        return replace(record, holdouts=(), held=())
+        return replace(record, evaluation=replace(record.evaluation, holdouts=(), held=()))
     samples = sum(n for _, n in known)
-    return replace(
-        record, holdouts=(sum(value * n for value, n in known) / samples,), held=(samples,)
-    )
+    mean = sum(value * n for value, n in known) / samples
+    return replace(record, evaluation=replace(record.evaluation, holdouts=(mean,), held=(samples,)))

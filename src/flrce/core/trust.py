@@ -52,7 +52,7 @@ def find_muted_clients(history: Sequence[RoundRecord], now: Mapping[str, str]) -
     """Clients without a vote: flagged in this round, or often enough lately."""
     strikes: dict[str, int] = {}
     for record in history[-WINDOW:]:
-        for client in record.flagged:
+        for client in record.diagnostics.flagged:
             strikes[client] = strikes.get(client, 0) + 1
     return {*now, *(client for client, count in strikes.items() if count >= STRIKES)}
 

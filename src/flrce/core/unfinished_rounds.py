@@ -19,7 +19,12 @@ def close_refused_round(
     """A round that a budget does not pay for; what was spent on asking is booked."""
     clients, costs = book_costs(plan.t, (), (), {}, inquiries)
     record = RoundRecord(
-        plan.t, "not started", plan.selection.exploit, stop=plan.refused, began=plan.began, **costs
+        plan.t,
+        "not started",
+        plan.selection.exploit,
+        stop=plan.refused,
+        began=plan.began,
+        costs=costs,
     )
     return replace(
         _close_unchanged_round(recipe, engine, plan.state, mark_unevaluated(record, engine)),

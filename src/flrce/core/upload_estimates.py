@@ -92,7 +92,7 @@ def _learned_share(state: State, task: Task, trainable: int) -> float | None:
     )
     if last is None:
         return None
-    payloads = last.bytes_up / len(last.replied) - _extras_bytes(task, trainable)
+    payloads = last.costs.bytes_up / len(last.replied) - _extras_bytes(task, trainable)
     return max(payloads, 0.0) / max(count_value_bytes(len(state.w)), 1)
 
 

@@ -253,7 +253,8 @@ class Session:
                 record = replace(record, stop=SHOULD_STOP_REASON)
                 self._store_metrics(record, metrics)
         if engine.costs is None:
-            record = replace(record, bytes_evaluation=engine.panel.take_sent_bytes())
+            costs = replace(record.costs, bytes_evaluation=engine.panel.take_sent_bytes())
+            record = replace(record, costs=costs)
             record = replace(record, why={**record.why, "metrics": metrics}) if metrics else record
         history = (*done.state.history[:-1], record)
         return replace(done, record=record, state=replace(done.state, history=history))
@@ -268,10 +269,10 @@ class Session:
             record.outcome,
             len(record.replied),
             len(record.chosen),
-            record.conflicts,
+            record.diagnostics.conflicts,
             describe_headline(record),
-            record.bytes_up / 1e6,
-            record.bytes_down / 1e6,
+            record.costs.bytes_up / 1e6,
+            record.costs.bytes_down / 1e6,
         )
         if record.stop:
             log.info("Stopping after round %d: %s", record.t, record.stop)
@@ -304,8 +305,8 @@ class Session:
 def to_flower_metrics(record: RoundRecord) -> dict[str, Any]:
     """A round's books as Flower metrics; `stopped` is 1 in the round that ended the run."""
     return {
-        "conflicts": record.conflicts,
-        "consensus": record.consensus,
+        "conflicts": record.diagnostics.conflicts,
+        "consensus": record.diagnostics.consensus,
         **list_booked_amounts(record),
         "exploit": int(record.exploit),
         "replied": len(record.replied),
@@ -318,8 +319,12 @@ def describe_headline(record: RoundRecord) -> str:
     """The primary metric: over all samples, as Result has it, and where another, its mean over
     clients.
     """
-    name, by_client = record.metric, record.last_model_metric
-    by_sample = record.accuracy_weighted if name == "accuracy" else record.pooled.get(name)
+    name, by_client = record.evaluation.metric, record.last_model_metric
+    by_sample = (
+        record.evaluation.accuracy_weighted
+        if name == "accuracy"
+        else record.evaluation.pooled.get(name)
+    )
     if by_client is None:
         return describe_holdouts(record)
     if by_sample is None:
@@ -335,13 +340,14 @@ def describe_holdouts(record: RoundRecord) -> str:
     """
     reported = [
         (value, n)
-        for value, n in zip(record.holdouts, record.held, strict=False)
+        for value, n in zip(record.evaluation.holdouts, record.evaluation.held, strict=False)
         if value is not None and n
     ]
+    metric = record.evaluation.metric
     if not reported:
-        return f"{record.metric} -"
+        return f"{metric} -"
     mean = sum(value for value, _ in reported) / len(reported)
-    return f"{record.metric} {mean:.4f} before the round (hold-outs of clients that trained)"
+    return f"{metric} {mean:.4f} before the round (hold-outs of clients that trained)"
 
 
 def format_energy(history: Sequence[RoundRecord]) -> str:

@@ -73,12 +73,10 @@ class ShouldStop:
 
     def _rescale_accuracies(self) -> list[RoundRecord]:
         """What was seen, with accuracies from 0 to 1 where they are in percent."""
-        if self.metric != ACCURACY_KEYS or not any((h.accuracy or 0.0) > 1 for h in self.history):
+        percent = any((h.evaluation.accuracy or 0.0) > 1 for h in self.history)
+        if self.metric != ACCURACY_KEYS or not percent:
             return self.history
-        return [
-            h if h.accuracy is None else replace(h, accuracy=h.accuracy / PERCENT_SCALE)
-            for h in self.history
-        ]
+        return [_rescale_accuracy(h) for h in self.history]
 
     def _measure_headway(self, t: int, arrays: ArrayRecord) -> float | None:
         """Of the round's step: see methods/server/averages.py. None before there are two models."""
@@ -134,3 +132,10 @@ def _validate_rule(rule: Any) -> None:
                 f"should_stop does not see {' and '.join(unseen)}, which {type(part).__name__}"
                 f" needs; {GUARD_REMEDY}"
             )
+
+
+def _rescale_accuracy(record: RoundRecord) -> RoundRecord:
+    seen = record.evaluation
+    if seen.accuracy is None:
+        return record
+    return replace(record, evaluation=replace(seen, accuracy=seen.accuracy / PERCENT_SCALE))

@@ -11,7 +11,7 @@ from torch import Tensor
 from flrce.core.cost_table import COSTS
 from flrce.core.energy_basis import describe_joules
 from flrce.core.intervals import confidence_interval
-from flrce.core.types import RoundRecord
+from flrce.core.record import RoundRecord, flatten_record
 from flrce.errors import BadInput, Diverged, format_install_command
 from flrce.models.flat import ModelLayout
 from flrce.storage.metric_format import format_metric_heading, format_metric_value, metric_unit
@@ -90,7 +90,7 @@ class Result:
             import pandas
         except ImportError as why:
             raise BadInput("Result.to_pandas() needs pandas; pip install pandas") from why
-        rows = [asdict(record) for record in self.history]
+        rows = [flatten_record(record) for record in self.history]
         return pandas.DataFrame([row | row.pop("figures") for row in rows]).set_index("t")
 
     def plot(self, axes: Any = None) -> Any:
@@ -113,7 +113,9 @@ class Result:
             if r.last_model_metric is not None
         ]
         averaged = [
-            (r.t, r.averaged / metric_unit(metric)) for r in self.history if r.averaged is not None
+            (r.t, r.evaluation.averaged / metric_unit(metric))
+            for r in self.history
+            if r.evaluation.averaged is not None
         ]
         if last:
             axes.plot(*zip(*last, strict=True), label="last model", linewidth=1.2)

@@ -4,12 +4,13 @@ import base64
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
 from flrce.core.client_tables import RelationshipMap
+from flrce.core.record import FLAT_FIELDS, flatten_record
 from flrce.core.types import ClientRecord, Round, RoundRecord
 
 # clients up to which the rows of Omega are kept round by round, for the report's slider
@@ -36,7 +37,7 @@ def replace_non_finite(value: Any) -> Any:
 
 def to_round_line(record: RoundRecord) -> dict[str, Any]:
     """A round as a table of the ledger."""
-    return _drop_empty_tables(asdict(record))
+    return _drop_empty_tables(flatten_record(record))
 
 
 def to_client_line(client: ClientRecord) -> dict[str, Any]:
@@ -54,12 +55,11 @@ def parse_record(row: Mapping[str, Any]) -> RoundRecord:
     """A ledger line as a Record; a figure that JSON could not hold was written as null and counts
     as none.
     """
-    known = {f.name: f.default for f in fields(RoundRecord)}
     values: dict[str, Any] = {
-        key: tuple(v) if isinstance(v, list) else v for key, v in row.items() if key in known
+        key: tuple(v) if isinstance(v, list) else v for key, v in row.items() if key in FLAT_FIELDS
     }
     return RoundRecord(
-        **{key: v for key, v in values.items() if v is not None or known[key] is None}
+        **{key: v for key, v in values.items() if v is not None or FLAT_FIELDS[key].default is None}
     )
 
 

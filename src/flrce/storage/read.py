@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Required
+from typing import Annotated, Any, Required, get_type_hints
 
 import numpy as np
 from annotated_types import Ge
@@ -18,7 +18,7 @@ from typing_extensions import TypedDict
 
 from flrce.core.clock import fill_start_times
 from flrce.core.cost_table import add_cost_row
-from flrce.core.types import RoundRecord
+from flrce.core.record import FLAT_FIELDS, GROUPS, RoundRecord
 from flrce.errors import BadInput, format_one_line
 from flrce.storage.ledger_lines import MAX_MAPPED_CLIENTS
 from flrce.storage.manifest import known_marks
@@ -67,8 +67,18 @@ class RelationLine(TypedDict, total=False):
     Omega: str
 
 
+def _make_round_line() -> Any:
+    """A line of rounds.jsonl: the flat fields of a record with their types."""
+    types: dict[str, Any] = get_type_hints(RoundRecord)
+    for group in GROUPS.values():
+        types |= get_type_hints(group)
+    columns = {name: types[name] for name in FLAT_FIELDS}
+    make_table: Any = TypedDict
+    return make_table("RoundLine", {**columns, "t": Required[int]}, total=False)
+
+
 RECORD, COST, RELATION = (
-    TypeAdapter(RoundRecord),
+    TypeAdapter(_make_round_line()),
     TypeAdapter(ClientLine),
     TypeAdapter(RelationLine),
 )
@@ -183,15 +193,17 @@ def _validate_run(run: RecordedRun) -> None:
 
 def validate_round_line(row: Mapping[str, Any]) -> RoundRecord:
     """A round's line with every figure of its type, and within bounds."""
-    found = RECORD.validate_python({key: value for key, value in row.items() if value is not None})
-    figures = [value for value in vars(found).values() if isinstance(value, int | float)]
-    figures += [value for value in (*found.holdouts, *found.held) if value is not None]
-    figures += (*found.other.values(), *found.figures.values())
+    known = RECORD.validate_python({key: value for key, value in row.items() if value is not None})
+    found = RoundRecord(**known)
+    figures = [value for value in known.values() if isinstance(value, int | float)]
+    seen = found.evaluation
+    figures += [value for value in (*seen.holdouts, *seen.held) if value is not None]
+    figures += (*found.costs.other.values(), *found.figures.values())
     if not 0 <= found.t <= MOST_ROUNDS or any(abs(value) > MOST for value in figures):
         raise ValueError(
             f"rounds.jsonl has a figure beyond all bounds in round {format_one_line(found.t, 20)}"
         )
-    for name in found.other:
+    for name in found.costs.other:
         add_cost_row(name)
     return found
 

@@ -66,7 +66,11 @@ def ended_diverged(history: Sequence[RoundRecord]) -> str:
     if history[-1].outcome == "abandoned" and history[-1].stop:
         return _suggest_remedy(refused_updates(history[-1]), history[-1])
     judged = next(
-        (h for h in reversed(history) if h.last_model_metric is not None or h.bytes_evaluation),
+        (
+            h
+            for h in reversed(history)
+            if h.last_model_metric is not None or h.costs.bytes_evaluation
+        ),
         None,
     )
     return "" if judged is None else _suggest_remedy(lost_loss(judged, history), judged)
@@ -83,15 +87,19 @@ def lost_loss(h: RoundRecord, history: Sequence[RoundRecord]) -> str:
     """Whether a round's evaluation found a loss that is infinite, or far beyond that of the first
     evaluation.
     """
-    first = next((other.loss for other in history if other.loss is not None), 1.0)
-    if h.loss is None:
+    first = next(
+        (other.evaluation.loss for other in history if other.evaluation.loss is not None), 1.0
+    )
+    if h.evaluation.loss is None:
         return (
             "the loss went to infinity"
-            if h.last_model_metric is not None or h.bytes_evaluation
+            if h.last_model_metric is not None or h.costs.bytes_evaluation
             else ""
         )
     return (
-        f"the loss went to {h.loss:.1e}" if h.loss > DIVERGED_LOSS_RATIO * max(first, 1.0) else ""
+        f"the loss went to {h.evaluation.loss:.1e}"
+        if h.evaluation.loss > DIVERGED_LOSS_RATIO * max(first, 1.0)
+        else ""
     )
 
 
@@ -112,9 +120,9 @@ def explain_unknown_metric(
     ):
         return ""
     return (
-        f"{judged[0].metric} is not known of any client's hold-out, so nothing is judged: is it"
-        " defined there (one class has no AUC)? Hold more back (data.holdout), or name another"
-        " metric first"
+        f"{judged[0].evaluation.metric} is not known of any client's hold-out, so nothing is"
+        " judged: is it defined there (one class has no AUC)? Hold more back (data.holdout), or"
+        " name another metric first"
     )
 
 
@@ -134,20 +142,19 @@ def beats_no_constant(seen: RoundRecord, baseline: Mapping[str, Any]) -> str:
     """Whether the final model is at or below the score of the most frequent class, or of the mean
     value.
     """
-    constant, value = (baseline.get("metrics") or {}).get(seen.metric), seen.final_model_metric
+    metric, value = seen.evaluation.metric, seen.final_model_metric
+    constant = (baseline.get("metrics") or {}).get(metric)
     if constant is None or value is None:
         return ""
     margin = (
-        MAJORITY_TOLERANCE
-        if seen.metric in (*SHARES, "r2")
-        else MIN_RISE_OVER_BASELINE * abs(constant)
+        MAJORITY_TOLERANCE if metric in (*SHARES, "r2") else MIN_RISE_OVER_BASELINE * abs(constant)
     )
-    if (constant - value if seen.lower else value - constant) > margin:
+    if (constant - value if seen.evaluation.lower else value - constant) > margin:
         return ""
     return (
-        f"{metric_name(seen.metric)} {format_metric_value(seen.metric, value)} is no better than a"
+        f"{metric_name(metric)} {format_metric_value(metric, value)} is no better than a"
         f" constant prediction: always predicting {baseline.get('predicts', 'the same')} gives"
-        f" {format_metric_value(seen.metric, constant)}. The model may have learnt nothing:"
+        f" {format_metric_value(metric, constant)}. The model may have learnt nothing:"
         f" {LEARNING_REMEDY}"
     )
 
@@ -155,7 +162,9 @@ def beats_no_constant(seen: RoundRecord, baseline: Mapping[str, Any]) -> str:
 def negative_r2(seen: RoundRecord) -> str:
     """Whether a model of values is worse than their mean."""
     found = (
-        {"r2": seen.final_model_metric} if seen.metric == "r2" else {**seen.metrics, **seen.pooled}
+        {"r2": seen.final_model_metric}
+        if seen.evaluation.metric == "r2"
+        else {**seen.evaluation.metrics, **seen.evaluation.pooled}
     )
     value = found.get("r2")
     if value is None or value >= 0:
@@ -175,13 +184,13 @@ def by_chance(seen: RoundRecord, partition: Mapping[str, Any]) -> str:
         [str(name) for name in partition.get("classes", ())],
     )
     if (
-        seen.accuracy_weighted is None
+        seen.evaluation.accuracy_weighted is None
         or not labels
         or len(classes) < 2
         or not any(map(sum, labels))
     ):
         return ""
-    accuracy = float(seen.accuracy_weighted)
+    accuracy = float(seen.evaluation.accuracy_weighted)
     counts = [sum(column) for column in zip(*labels, strict=True)]
     share, name = max(zip((count / sum(counts) for count in counts), classes, strict=True))
     if (
@@ -206,14 +215,14 @@ def explain_lagging_average(history: Sequence[RoundRecord]) -> str:
     metric.
     """
     seen = [h for h in history if h.last_model_metric is not None]
-    if not seen or seen[-1].averaged is None:
+    if not seen or seen[-1].evaluation.averaged is None:
         return ""
     metric, last, averaged = (
-        seen[-1].metric,
+        seen[-1].evaluation.metric,
         float(seen[-1].last_model_metric or 0.0),
-        float(seen[-1].averaged or 0.0),
+        float(seen[-1].evaluation.averaged or 0.0),
     )
-    worse = averaged - last if seen[-1].lower else last - averaged
+    worse = averaged - last if seen[-1].evaluation.lower else last - averaged
     if worse <= (MAX_AVERAGE_LAG if metric in SHARES else MAX_RELATIVE_LAG * abs(last)):
         return ""
     what = "" if metric == "accuracy" else f" ({metric})"

@@ -120,7 +120,11 @@ class RecordedRun:
 
     def count_conflicts(self, h: RoundRecord) -> float:
         """Conflicting peers as the run's rule counts them."""
-        return h.conflicts if self.conflict_rule is None else self.conflict_rule.get_conflicts(h)
+        return (
+            h.diagnostics.conflicts
+            if self.conflict_rule is None
+            else self.conflict_rule.get_conflicts(h)
+        )
 
     @cached_property
     def client_lines(self) -> tuple[tuple[Mapping[str, Any], ...], ...]:

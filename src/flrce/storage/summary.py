@@ -35,19 +35,21 @@ def summarize_run(
     if seen:
         last = seen[-1]
     elif history:
-        last = RoundRecord(0, metric=history[-1].metric, lower=history[-1].lower)
-    handed = last.final_model_metric if last.metric == "accuracy" else None
+        last = RoundRecord(
+            0, metric=history[-1].evaluation.metric, lower=history[-1].evaluation.lower
+        )
+    handed = last.final_model_metric if last.evaluation.metric == "accuracy" else None
     return {
         **{name: x for cost in COSTS.values() for name, x in cost.summarize(history).items()},
-        "metric": last.metric,  # the headline of the final model, and of the last one
-        "better": "lower" if last.lower else "higher",
+        "metric": last.evaluation.metric,  # the headline of the final model, and of the last one
+        "better": "lower" if last.evaluation.lower else "higher",
         "value": last.final_model_metric,
         "value_last": last.last_model_metric,
-        "metrics": dict(last.metrics_averaged or last.metrics),
+        "metrics": dict(last.evaluation.metrics_averaged or last.evaluation.metrics),
         "accuracy": handed,
-        "accuracy_last": last.accuracy,
-        "accuracy_weighted": last.accuracy_weighted,
-        "loss": last.loss,
+        "accuracy_last": last.evaluation.accuracy,
+        "accuracy_weighted": last.evaluation.accuracy_weighted,
+        "loss": last.evaluation.loss,
         "stopped": history[-1].stop if history else "",
         "energy": name_energy_origin(history),
         "computation_efficiency": _accuracy_per_unit(handed, COSTS["joules"].of_run(history) / 1e3),
@@ -67,7 +69,7 @@ def summarize_run(
 
 def name_energy_origin(history: tuple[RoundRecord, ...]) -> str:
     """Where the joules come from; "unknown" where nobody measured or modelled any."""
-    if history and all(h.measured for h in history):
+    if history and all(h.costs.measured for h in history):
         return "measured"
     trained = any(h.replied for h in history)
     return "unknown" if trained and not is_energy_known(history) else "modelled"
@@ -97,6 +99,6 @@ def _find_shadow_stops(done: list[RoundRecord]) -> dict[str, int]:
     """
     first: dict[str, int] = {}
     for h in done:
-        for psi in h.shadow:
+        for psi in h.diagnostics.shadow:
             first.setdefault(f"{psi:g}", h.t)
     return first

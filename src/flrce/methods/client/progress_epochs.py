@@ -100,7 +100,7 @@ class ProgressEpochs(LocalTrainer):
         """Epochs of the round after these, where the recipe plans so many."""
         epochs = float(min(max(planned, self.least), self.most))
         for record in history:
-            if record.headway is not None:
-                epochs *= 1 + self.gain * record.headway
+            if record.diagnostics.headway is not None:
+                epochs *= 1 + self.gain * record.diagnostics.headway
                 epochs = min(max(epochs, self.least), self.most)
         return int(epochs + 0.5)

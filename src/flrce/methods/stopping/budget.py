@@ -88,7 +88,7 @@ class Patience(StopRule):
     least: NonNegativeFloat = 0.0
 
     def __call__(self, history: Sequence[RoundRecord]) -> str:
-        sign = -1.0 if history and history[-1].lower else 1.0
+        sign = -1.0 if history and history[-1].evaluation.lower else 1.0
         values = [sign * h.final_model_metric for h in history if h.final_model_metric is not None]
         if len(values) <= self.rounds or history[-1].last_model_metric is None:
             return ""

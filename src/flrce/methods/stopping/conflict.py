@@ -41,7 +41,7 @@ class UpdateConflicts(StopRule):
 
     def get_conflicts(self, record: RoundRecord) -> float:
         """Conflicting peers per client in a round."""
-        return record.votes if self.trusted else record.conflicts
+        return record.diagnostics.votes if self.trusted else record.diagnostics.conflicts
 
     def __call__(self, history: Sequence[RoundRecord]) -> str:
         last = history[-1]

@@ -67,8 +67,8 @@ class DistanceGrowth(StopRule):
         return state.way
 
     def __call__(self, history: Sequence[RoundRecord]) -> str:
-        ways = [h.way for h in history if h.way is not None]
-        if len(ways) <= self.rounds or history[-1].way is None:
+        ways = [h.diagnostics.way for h in history if h.diagnostics.way is not None]
+        if len(ways) <= self.rounds or history[-1].diagnostics.way is None:
             return ""
         before = ways[-self.rounds - 1]
         if not before:

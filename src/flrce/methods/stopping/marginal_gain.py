@@ -162,9 +162,9 @@ class MarginalGain(StopRule):
         prices that are set.
         """
         spent = {
-            "joules": sum(h.joules for h in history),
-            "bytes": float(sum(h.bytes_up + h.bytes_down for h in history)),
-            "seconds": sum(h.seconds for h in history),
+            "joules": sum(h.costs.joules for h in history),
+            "bytes": float(sum(h.costs.bytes_up + h.costs.bytes_down for h in history)),
+            "seconds": sum(h.costs.seconds for h in history),
         }
         prices = [
             spent[name] / limit for name in spent if (limit := getattr(self, name)) is not None
@@ -238,7 +238,7 @@ class MarginalGain(StopRule):
 
 
 def collect_reports(history: Sequence[RoundRecord]) -> ProgressReports:
-    log_scale = bool(history) and history[-1].metric in LOG_METRICS
+    log_scale = bool(history) and history[-1].evaluation.metric in LOG_METRICS
     return ProgressReports(
         collect_client_reports(history, log_scale),
         collect_evaluations(history, log_scale),
@@ -373,10 +373,10 @@ def is_check_due(t: int) -> bool:
 
 def metric_point_size(history: Sequence[RoundRecord]) -> float:
     """A hundredth of the metric; where less is better, of what the first values were."""
-    if not history or not history[-1].lower:
+    if not history or not history[-1].evaluation.lower:
         return 0.01
     for h in history:
-        known = [value for value in h.holdouts if value is not None] or (
+        known = [value for value in h.evaluation.holdouts if value is not None] or (
             [] if h.final_model_metric is None else [h.final_model_metric]
         )
         if known:
@@ -396,7 +396,9 @@ def format_stop_reason(estimate: GainEstimate, scale: MetricScale = POINTS) -> s
 def metric_scale(history: Sequence[RoundRecord]) -> MetricScale:
     """The unit in which to speak of the record's metric."""
     return (
-        MetricScale(history[-1].metric, history[-1].lower, metric_point_size(history))
+        MetricScale(
+            history[-1].evaluation.metric, history[-1].evaluation.lower, metric_point_size(history)
+        )
         if history
         else POINTS
     )

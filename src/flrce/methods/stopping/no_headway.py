@@ -68,9 +68,13 @@ class NoHeadway(StopRule):
         """Mean headway of the last rounds and the least that goes on; None while there are too
         few.
         """
-        known = [h.headway for h in history if h.headway is not None]
-        early = [h.headway for h in history if h.headway is not None and h.t <= self.first]
-        if not early or history[-1].headway is None or len(known) < self.n:
+        known = [h.diagnostics.headway for h in history if h.diagnostics.headway is not None]
+        early = [
+            h.diagnostics.headway
+            for h in history
+            if h.diagnostics.headway is not None and h.t <= self.first
+        ]
+        if not early or history[-1].diagnostics.headway is None or len(known) < self.n:
             return None
         return sum(known[-self.n :]) / self.n, self.level + self.share * sum(early) / len(early)
 

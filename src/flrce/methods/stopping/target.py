@@ -49,7 +49,7 @@ class TargetMetric(StopRule):
         found = collect_client_reports(done)
         if not len(found.t):
             found = collect_evaluations(done)
-        sign = -1.0 if done[-1].lower else 1.0
+        sign = -1.0 if done[-1].evaluation.lower else 1.0
         tests, last = 0, None
         for t in [h.t for h in done if is_check_due(h.t) or h is done[-1]]:
             recent = (found.t <= t) & (found.t > t - max(math.ceil(found.sweep), MIN_TREND_ROUNDS))
@@ -70,10 +70,13 @@ class TargetMetric(StopRule):
         if not history or history[-1].outcome != "committed" or not is_check_due(history[-1].t):
             return ""
         seen = self.assess_history(history)
-        sign = -1.0 if history[-1].lower else 1.0
+        sign = -1.0 if history[-1].evaluation.lower else 1.0
         if seen is None or sign * seen.bound < sign * self.value:
             return ""
-        metric, least = history[-1].metric, "at most" if history[-1].lower else "at least"
+        metric, least = (
+            history[-1].evaluation.metric,
+            "at most" if history[-1].evaluation.lower else "at least",
+        )
         value, bound, target = (
             format_metric(metric, each) for each in (seen.value, seen.bound, self.value)
         )

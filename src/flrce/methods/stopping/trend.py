@@ -52,13 +52,13 @@ def collect_client_reports(
     strikes: dict[str, int] = {}
     found: list[tuple[int, int, float, int]] = []
     for h in done:
-        for client in h.flagged:
+        for client in h.diagnostics.flagged:
             strikes[client] = strikes.get(client, 0) + 1
-        counts = h.held or (1,) * len(h.holdouts)
+        counts = h.evaluation.held or (1,) * len(h.evaluation.holdouts)
         names = (
-            h.replied if len(h.replied) == len(h.holdouts) else ("",)
+            h.replied if len(h.replied) == len(h.evaluation.holdouts) else ("",)
         )  # one figure of all: sums only
-        for client, value, n in zip(names, h.holdouts, counts, strict=False):
+        for client, value, n in zip(names, h.evaluation.holdouts, counts, strict=False):
             if value is not None and strikes.get(client, 0) < MAX_FLAGS_PER_CLIENT:
                 progress = to_progress(h, value, log_scale)
                 found.append((h.t, rows.setdefault(client, len(rows)), progress, max(n, 1)))
@@ -90,7 +90,7 @@ def to_progress(h: RoundRecord, value: float, log_scale: bool = False) -> float:
     where that is the scale to compare on.
     """
     value = math.log(max(value, SMALLEST_VALUE)) if log_scale else value
-    return -value if h.lower else value
+    return -value if h.evaluation.lower else value
 
 
 def _make_reports(found: Sequence[tuple[int, int, float, int]], sweep: float) -> MetricReports:
