@@ -66,6 +66,7 @@ SLOW = {
     "fedrep": 0.20,
     "ditto": 0.55,
     "apfl": 0.55,
+    "ifca": 0.4,
     "moon": 0.65,
     "fedsam": 0.65,
     "fedbn": 0.40,

@@ -87,7 +87,7 @@ def _check_memory(exp: Experiment) -> Iterator[CheckResult]:
     pool = exp.data.read_source()
     try:
         where, recipe = (
-            make_layout(exp.factorize_network(exp.build_network(pool))),
+            make_layout(exp.complete_network(exp.build_network(pool))),
             exp.build_recipe(),
         )
     except UserCodeNotImported as why:

@@ -56,6 +56,7 @@ from flrce.devices.costs import DeviceProfile
 from flrce.devices.fleet_model import FleetDynamics
 from flrce.errors import BadInput, format_one_line, suggest_name
 from flrce.models.low_rank import factorize_network
+from flrce.models.model_groups import GROUP_TENSOR, ModelGroups
 from flrce.training.given_objectives import make_metrics, make_objective, name_object
 
 log = logging.getLogger("flrce")
@@ -245,10 +246,25 @@ class Experiment(Section):
         with apply_trust(self._trust):
             return build_net(self.model.name, spec, self.seed, self.model.options)
 
-    def factorize_network(self, net: Any) -> Any:
-        """The network with low-rank layers where `model.lowrank` asks for them."""
-        gamma = self.model.lowrank
-        return net if gamma is None else factorize_network(net, gamma, self.seed)
+    def complete_network(self, net: Any) -> Any:
+        """The network with low-rank layers where `model.lowrank` asks for them, as many times as
+        the recipe has global models.
+        """
+        gamma, recipe = self.model.lowrank, self.build_recipe()
+        net = net if gamma is None else factorize_network(net, gamma, self.seed)
+        if recipe.model_groups == 1:
+            return net
+        if GROUP_TENSOR not in recipe.personal:
+            raise BadInput(
+                'a client keeps the number of its model group; set model.personal = "group"'
+            )
+        if recipe.aggregator.model_groups != recipe.model_groups:
+            raise BadInput(
+                f"recipe.aggregator {type(recipe.aggregator).__name__} does not keep"
+                f' {recipe.model_groups} global models apart; use "group-mean" with as many groups'
+            )
+        alone = isinstance(net, ModelGroups)
+        return net if alone else ModelGroups(net, recipe.model_groups, self.seed)
 
     def build_life(
         self, clients: tuple[str, ...], devices: Mapping[str, DeviceProfile]

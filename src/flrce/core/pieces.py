@@ -210,6 +210,12 @@ class Recipe:
         return update
 
     @property
+    def model_groups(self) -> int:
+        """Of how many global models the network consists."""
+        links = () if self.update is None else self.chain.links
+        return max((link.model_groups for link in links), default=1)
+
+    @property
     def partial_pieces(self) -> str:
         """The pieces that let a reply cover only some coordinates, or "" where each covers all."""
         some = [piece for _, piece in self.iter_pieces() if piece.partial]

@@ -295,6 +295,10 @@ class Compressor(Piece):
         """The share that is left out, if trainers may set it by client with `replace`."""
         return None
 
+    def count_coded_floats(self, layout: Sequence[tuple[str, int]]) -> int:
+        """Floats that the client works on to encode u: modelled FLOPs."""
+        return 0 if self.is_dense else sum(size for _, size in layout)
+
     @default_property
     def instruction_bytes(self) -> int:
         """Bytes by which `assign` tells a client its variant: booked as framing."""
@@ -389,6 +393,11 @@ class Aggregator(Piece):
     def blockwise(self) -> bool:
         """Whether it goes through coordinates block by block and makes no copy of the updates."""
         return False
+
+    @default_property
+    def model_groups(self) -> int:
+        """How many global models it keeps apart."""
+        return 1
 
     @default_property
     def needs_adapters(self) -> bool:

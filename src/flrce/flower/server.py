@@ -175,7 +175,7 @@ def _build_data_and_model(text: str, trust: Trust) -> DataAndModel:
     d = experiment.data
     pool = d.read_source()
     federation = experiment.federate(pool)
-    net = experiment.factorize_network(experiment.build_network(pool))
+    net = experiment.complete_network(experiment.build_network(pool))
     return federation, freeze_parameters(net, experiment.build_recipe().frozen)
 
 

@@ -27,6 +27,7 @@ from flrce.methods.aggregation.defences import (
 )
 from flrce.methods.aggregation.fednova import FedNovaMean
 from flrce.methods.aggregation.fleet_clip import FleetClip
+from flrce.methods.aggregation.group_mean import GroupMean
 from flrce.methods.aggregation.lora_products import LoRAProductMean
 from flrce.methods.aggregation.mean import WeightedMean
 from flrce.methods.aggregation.private_mean import PrivateMean
@@ -40,6 +41,7 @@ from flrce.methods.client.feddyn import DynamicRegularizer, DynamicTraining
 from flrce.methods.client.fedkseed import FiniteDifferences, ZerothOrderTraining
 from flrce.methods.client.gradient_tracking import GradientCorrection
 from flrce.methods.client.label_census import LabelCensus, LabelReportingTraining
+from flrce.methods.client.model_groups import LowestLossGroup
 from flrce.methods.client.moon import ContrastiveTerm
 from flrce.methods.client.ordered_freezing import OrderedFreezing
 from flrce.methods.client.personalization import APFLMixture, DittoModel, FedRepPhases
@@ -65,6 +67,7 @@ from flrce.methods.compression.skipped_layers import SkippedLayers
 from flrce.methods.compression.sparsify import RandomK, TopK
 from flrce.methods.compression.tensors import TensorDropout
 from flrce.methods.compression.ternary import SparseTernary
+from flrce.methods.compression.trained_group import TrainedGroup
 from flrce.methods.downlink.chain import ChainedDownload
 from flrce.methods.downlink.difference import DifferenceDownload
 from flrce.methods.downlink.fitted import FittedDownload
@@ -158,6 +161,7 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "growing-bits": GrowingBits,
         "skip-layers": SkippedLayers,
         "local-noise": LocalNoise,
+        "trained-group": TrainedGroup,
     },
     "downlink": {
         "dense": DenseDownload,
@@ -184,6 +188,7 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "products": LoRAProductMean,
         "related": RelatedMean,
         "private-mean": PrivateMean,
+        "group-mean": GroupMean,
     },
     "server": {
         "step": ServerSGD,
@@ -233,6 +238,7 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "mixture": APFLMixture,
         "sharpness": SharpnessAwareGradient,
         "differences": FiniteDifferences,
+        "lowest-loss-group": LowestLossGroup,
     },
     "schedule": {
         "constant": ConstantRate,

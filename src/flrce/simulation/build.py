@@ -320,7 +320,7 @@ def finish_network(
     low-rank where the experiment says so, frozen.
     """
     net = convert_to_float32(initialize_lazy_layers(prepare_network(net), x, experiment.seed))
-    return freeze_parameters(experiment.factorize_network(net), fixed)
+    return freeze_parameters(experiment.complete_network(net), fixed)
 
 
 def _require_same_vocabulary(tokenizer: str, path: str) -> None:

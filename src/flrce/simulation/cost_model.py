@@ -147,6 +147,11 @@ class FleetCostModel:
             steps += -(-held // EVALUATION_CHUNK_SAMPLES)
             framing += EVALUATION_FIGURES_BYTES
             traffic = add_traffic(traffic, self._count_evaluation_traffic(task.client, held))
+        looks = task.update.evaluations if task.update is not None and steps else 0
+        for _ in range(looks):  # passes over the samples before the first step
+            flops += n * self.inference_flops
+            steps += -(-n // EVALUATION_CHUNK_SAMPLES)
+            traffic = add_traffic(traffic, self._count_evaluation_traffic(task.client, n))
         device, down = self.fleet[task.client], self.count_download_bytes(task)
         return device.estimate_cost(down, bytes_up, flops, steps, framing, traffic)
 
@@ -187,9 +192,10 @@ class FleetCostModel:
         download, compressor = task.download, task.compressor
         coded = download is not None and (download.coded or download.code is not None)
         decoded = self.runner.get_held_part(task).trained if coded else 0
-        if compressor is None or compressor.is_dense:
+        if compressor is None:
             return decoded
-        return decoded + sum(size for _, size in self.runner.get_part(task).names)
+        names = self.runner.get_part(task).names
+        return decoded + int(compressor.count_coded_floats(names))
 
     def count_samples(self, client: str) -> int:
         return len(self.federation.get_client_samples(client, 1))

@@ -264,7 +264,7 @@ class ClientRunner:
             start,
             index[order],
             sizes,
-            ClientContext(task, len(sizes), len(index), where),
+            ClientContext(task, len(sizes), len(index), where, samples=index),
             update,
         )
 

@@ -31,6 +31,9 @@ class ClientContext:
     layout: ModelLayout  # where tensors lie in w
     # (size,) its whole model, statistics included, as it is *now*: clone it to keep it
     whole: Tensor | None = None
+    samples: Any = None  # (n,) their places in the pool of samples
+    # the mean loss of its training samples at `whole` as it is now, without training
+    mean_loss: Callable[[], float] | None = None
 
 
 class Batch(Protocol):
@@ -143,6 +146,16 @@ class Link:
     def extra_passes(self) -> float:
         """Forward and backward passes of a step beyond the first, which are booked."""
         return 0.0
+
+    @default_property
+    def evaluations(self) -> int:
+        """How often `begin_round` asks for `local.mean_loss()`, which is booked."""
+        return 0
+
+    @default_property
+    def model_groups(self) -> int:
+        """Of how many global models the network consists; `ModelGroups` is made of it then."""
+        return 1
 
     @default_property
     def forward_passes(self) -> int:

@@ -116,6 +116,11 @@ class TorchTrainer:
         done_steps = 0
         where = torch.from_numpy(order).to(x.device)
         local, client_state = self._move_context(local), self._to_own_device(client_state)
+        if local.samples is not None:
+            index = torch.from_numpy(local.samples).to(x.device)
+            local = replace(
+                local, mean_loss=partial(self._compute_mean_loss, x, y, scale, shift, index)
+            )
         task = local.task
         rng = torch.Generator().manual_seed(_derive_seed(task, "augment")) if augment else None
         states = update.begin_round(weights, local, client_state)
@@ -267,6 +272,21 @@ class TorchTrainer:
                     )
         self._rebind_buffers()
         return {name: torch.cat(parts) for name, parts in found.items()}
+
+    def _compute_mean_loss(
+        self, x: Tensor, y: Tensor, scale: float, shift: float, index: Tensor
+    ) -> float:
+        """The mean loss of these samples at w as it is now, in eval mode; nothing changes."""
+        modes = [(module, module.training) for module in self.net.modules()]
+        self.net.eval()
+        total = 0.0
+        with torch.no_grad(), self._seed_random_layers(scale_inputs(x[:2], scale, shift), 0):
+            for some in index.split(self._count_chunk_samples()):
+                out = self.net(scale_inputs(x.index_select(0, some), scale, shift))
+                total += float(self.objective.losses(out, y[some]).double().sum())
+        for module, mode in modes:
+            module.training = mode
+        return total / len(index)
 
     def _count_chunk_samples(self) -> int:
         """Samples to look at together: fewer where the network says that its answers are large."""

@@ -95,6 +95,11 @@ class UpdateChain:
         return 1.0 + sum(float(link.extra_passes) for link in self.links)
 
     @cached_property
+    def evaluations(self) -> int:
+        """Passes over a client's samples before the first step, forward only."""
+        return sum(link.evaluations for link in self.links)
+
+    @cached_property
     def needs_batch(self) -> bool:
         """Whether some link wants more of a batch than its gradient."""
         return bool(self._probing_links or self._loss_term_links)

@@ -24,6 +24,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     ),
     "asynchronous": ("fedbuff", "fedasync"),
     "personalised models": ("fedbn", "fedper", "fedrep", "ditto", "apfl"),
+    "several global models": ("ifca",),
     "robust to attackers": ("trimmed-mean", "median", "krum", "clipped-mean"),
     "differential privacy": ("dp-fedavg",),
     "language models": ("fedit", "ffa-lora", "flora", "fedkseed"),

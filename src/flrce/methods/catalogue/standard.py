@@ -11,15 +11,18 @@ from flrce.core.pieces import Recipe, ServerSGD
 from flrce.core.types import LocalWork
 from flrce.errors import BadInput
 from flrce.methods.aggregation.fednova import FedNovaMean
+from flrce.methods.aggregation.group_mean import GroupMean
 from flrce.methods.aggregation.mean import WeightedMean
 from flrce.methods.aggregation.staleness import FedAsyncMixing, StalenessDiscountedMean
 from flrce.methods.client.feddyn import DynamicRegularizer, DynamicTraining
 from flrce.methods.client.label_census import LabelReportingTraining
+from flrce.methods.client.model_groups import LowestLossGroup
 from flrce.methods.client.moon import ContrastiveTerm
 from flrce.methods.client.personalization import APFLMixture, DittoModel, FedRepPhases
 from flrce.methods.client.sam import SharpnessAwareGradient
 from flrce.methods.client.scaffold import ScaffoldTraining
 from flrce.methods.client.workload import PlainTraining, ProximalTraining
+from flrce.methods.compression.trained_group import TrainedGroup
 from flrce.methods.pacing.pace import BufferedPace
 from flrce.methods.selection.fedlecc import FedLECC
 from flrce.methods.selection.uniform import UniformSelector
@@ -27,6 +30,7 @@ from flrce.methods.server import optimizers
 from flrce.methods.server.averages import SWA, TailMean
 from flrce.methods.server.feddyn import FedDynStep
 from flrce.models.flat import HEAD_KEYWORD, NORMS_KEYWORD
+from flrce.models.model_groups import GROUP_TENSOR
 from flrce.training.optimizers import SGD, Momentum
 from flrce.training.update_chain import UpdateChain
 
@@ -226,6 +230,18 @@ def fedsam(rho: float = 0.05, P: int = 10, **local: Any) -> Recipe:
     return _prepend_link(fedavg(P, **local), SharpnessAwareGradient(rho), "fedsam")
 
 
+def ifca(groups: int = 2, P: int = 10, **local: Any) -> Recipe:
+    """IFCA (Ghosh et al. 2020): `groups` global models. A client downloads all, trains the one
+    with the lowest loss on its samples, and sends that; each is averaged over its clients.
+    """
+    return replace(
+        _prepend_link(fedavg(P, **local), LowestLossGroup(groups), "ifca"),
+        personal=(GROUP_TENSOR,),
+        compressor=TrainedGroup(groups),
+        aggregator=GroupMean(groups),
+    )
+
+
 def _prepend_link(base: Recipe, link: Any, name: str) -> Recipe:
     """The recipe with a link before its clients' update."""
     return replace(base, update=base.update.prepend_link(link), name=name)
@@ -303,6 +319,7 @@ STANDARD_RECIPES: dict[str, Callable[..., Recipe]] = {
     "fedrep": fedrep,
     "ditto": ditto,
     "apfl": apfl,
+    "ifca": ifca,
     "moon": moon,
     "fedsam": fedsam,
     "fedbuff": fedbuff,

@@ -1,0 +1,72 @@
+"""IFCA on the client: the global model with the lowest loss is the client's."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flrce.core.bounds import PositiveInt
+from flrce.models.model_groups import GROUP_TENSOR, find_group_columns
+from flrce.training.links import ClientContext, Link
+
+Tensors = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class LowestLossGroup(Link):
+    """IFCA (Ghosh et al. 2020): the client compares the losses of all models on its training
+    samples, and trains the one with the lowest; of several, the first.
+    """
+
+    groups: PositiveInt = 2
+
+    @property
+    def model_groups(self) -> int:
+        return self.groups
+
+    @property
+    def evaluations(self) -> int:
+        """One pass over the samples for each model."""
+        return self.groups
+
+    def check_recipe(self, recipe: Any) -> str:
+        if recipe.sums:
+            return "model groups: the server must know each client's group; drop recipe.sums"
+        return ""
+
+    def begin_round(self, w: Tensor, local: ClientContext, client_state: Tensors) -> Tensors:
+        assert local.whole is not None
+        assert local.mean_loss is not None
+        layout = local.layout.local_layout
+        group = layout.view_tensors(local.whole)[GROUP_TENSOR]
+        losses = []
+        for j in range(self.groups):
+            group.fill_(j)
+            losses.append(local.mean_loss())
+        chosen = min(range(self.groups), key=lambda j: _order_loss(losses[j]))
+        group.fill_(chosen)
+        slots = [(s.name, s.size) for s in layout.slots if s.trainable]
+        others = torch.ones(len(w), dtype=torch.bool, device=w.device)
+        others[find_group_columns(slots, self.groups)[chosen].to(w.device)] = False
+        return {"others": others, "group": w.new_full((1,), chosen)}
+
+    def step(self, g: Tensor, w: Tensor, state: Tensors) -> tuple[Tensor, Tensors]:
+        return g.masked_fill(state["others"], 0), state
+
+    def frozen_coordinates(self, state: Tensors) -> Tensor:
+        """(d,) the models of the other groups."""
+        return state["others"]
+
+    def end_round(self, w: Tensor, state: Tensors) -> tuple[Tensors, Tensors]:
+        return {}, {"group": state["group"]}
+
+    def list_extra_sizes(self, d: int) -> Mapping[str, int]:
+        return {"group": 1}
+
+
+def _order_loss(loss: float) -> float:
+    """A loss that is no number is the worst."""
+    return math.inf if math.isnan(loss) else loss
