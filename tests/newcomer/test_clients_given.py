@@ -67,7 +67,7 @@ def test_tables_of_other_columns_are_told(tmp_path):
     one = write_csv(tmp_path / "a.csv", list_rows("north"))
     rows = [{key: value for key, value in row.items() if key != "b"} for row in list_rows("south")]
     other = write_csv(tmp_path / "b.csv", rows)
-    with pytest.raises(BadInput, match="clients 'n' and 's' differ in column 'b'"):
+    with pytest.raises(BadInput, match="client 's' and client 'n' differ in column 'b'"):
         to_source({"n": one, "s": other})
 
 

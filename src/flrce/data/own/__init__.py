@@ -21,6 +21,7 @@ from flrce.data.own.folders import (
 from flrce.data.own.leaf import from_leaf
 from flrce.data.own.tables import from_columns, from_csv, from_jsonl, from_pandas, from_parquet
 from flrce.data.own.text import from_text
+from flrce.data.readers.leaf import list_leaf_files
 from flrce.data.sources import Source
 from flrce.errors import BadInput, format_one_line
 
@@ -80,11 +81,7 @@ def _from_existing(path: Path, how: dict[str, Any]) -> Source:
                 " drop it"
             )
         return cache.load_prepared(path)
-    if (
-        any(path.glob("*.json"))
-        or any(path.glob("train/*.json"))
-        or any(path.glob("all_data/*.json"))
-    ):
+    if list_leaf_files(path):
         return from_leaf(path, **how)
     return choose_folder_reader(path)(path, **how)
 

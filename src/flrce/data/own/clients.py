@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flrce.data.own.arrays import IMAGE_CHANNELS, from_arrays
-from flrce.data.own.tables import GROUPS, find_column, from_columns, read_table_columns, to_columns
+from flrce.data.own.tables import ClientTable, join_tables, read_table_cells, to_columns
 from flrce.data.pool import assign_to_client, join_sources
-from flrce.data.readers.columns import convert_column
 from flrce.data.sources import Source
 from flrce.errors import BadInput
 
@@ -111,7 +110,15 @@ def from_clients(data: Any, read: Callable[..., Source], **how: Any) -> Source:
         raise BadInput("data names a client twice; give each a name of its own")
     log.info("data: %d clients, each with samples of its own", len(clients))
     if all(_is_frame(v) or _is_table_file(v) for v in clients.values()):
-        return _in_order(_join_tables(clients, how), list(clients))
+        tables = [
+            ClientTable(
+                name,
+                read_table_cells(Path(value)) if _is_path(value) else to_columns(value),
+                f"client {name!a}",
+            )
+            for name, value in clients.items()
+        ]
+        return _in_order(join_tables(tables, **how), list(clients))
     if not all(_is_pair(value) for value in clients.values()):
         if how.get("standardise"):
             raise BadInput(
@@ -134,34 +141,6 @@ def _is_table_file(value: Any) -> bool:
     if not _is_path(value):
         return False
     return Path(value).suffix.lower() in (".csv", ".tsv", ".jsonl", ".parquet")
-
-
-def _join_tables(clients: Mapping[str, Any], how: Mapping[str, Any]) -> Source:
-    """The tables of all clients as one, so that a text that some of them lack is a column for
-    all.
-    """
-    tables = {
-        name: read_table_columns(Path(value)) if _is_path(value) else to_columns(value)
-        for name, value in clients.items()
-    }
-    first = next(iter(tables))
-    for name, table in tables.items():
-        if odd := sorted(table.keys() ^ tables[first].keys()):
-            raise BadInput(
-                f"data: clients {first!a} and {name!a} differ in column {odd[0]!a}; make them alike"
-            )
-    columns = {key: _join_columns([t[key] for t in tables.values()]) for key in tables[first]}
-    sizes = [len(next(iter(table.values()))) for table in tables.values()]
-    owner = how.get("group") or find_column(columns, "", GROUPS, "group", "data") or "client"
-    columns[owner] = np.repeat(np.array(list(tables), object), sizes).astype(str)
-    return from_columns(columns, **{"where": "data", **how, "group": owner})
-
-
-def _join_columns(parts: list[NDArray[Any]]) -> NDArray[Any]:
-    """One column of several tables; numbers of one and texts of another are texts."""
-    if len({part.dtype.kind in "OUS" for part in parts}) > 1:
-        return convert_column([value for part in parts for value in part.tolist()])
-    return np.concatenate(parts)
 
 
 def from_split(data: Mapping[str, Any], read: Callable[..., Source], **how: Any) -> Source:

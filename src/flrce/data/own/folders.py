@@ -8,29 +8,24 @@ FOLDER/CLIENT/*.csv, FOLDER/CLIENT.csv
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from flrce.core.files import format_path
 from flrce.data.own.arrays import from_arrays, refuse_columns
 from flrce.data.own.tables import (
-    GROUPS,
-    find_column,
-    from_columns,
+    ClientTable,
     from_csv,
     from_jsonl,
     from_parquet,
-    read_csv_cells,
+    join_tables,
+    read_table_cells,
 )
-from flrce.data.own.tables import SPLITS as MARKS
 from flrce.data.pool import assign_to_client, join_sources
 from flrce.data.preprocessing import Preprocessing
-from flrce.data.readers.columns import convert_column
 from flrce.data.readers.images import IMAGE_FORMATS, list_class_images, load_images
 from flrce.data.sources import Source
 from flrce.errors import BadInput
@@ -70,7 +65,12 @@ def from_folders(path: Path | str, **how: Any) -> Source:
     below = [entry for entry in sorted(folder.iterdir()) if not entry.name.startswith(".")]
     files = [(entry, file) for entry in below for file in _list_client_files(entry)]
     if files and all(file.suffix.lower() in (".csv", ".tsv") for _, file in files):
-        return _join_client_tables(files, {"where": format_path(folder), **named})
+        if "size" in how:
+            raise BadInput(
+                f"data.size is about folders of images, {format_path(folder)} holds tables; drop it"
+            )
+        tables = [_read_client_table(entry, file) for entry, file in files]
+        return join_tables(tables, **{"where": format_path(folder), **named})
     clients: list[Source] = []
     for entry in below:
         if entry.is_dir():
@@ -96,37 +96,11 @@ def _list_client_files(entry: Path) -> list[Path]:
     ]
 
 
-def _join_client_tables(files: Sequence[tuple[Path, Path]], how: Mapping[str, Any]) -> Source:
-    """The csv files of all clients as one table, so that a text that some of them lack is a column
-    for all.
-    """
-    if "size" in how:
-        raise BadInput(
-            f"data.size is about folders of images, {how['where']} holds tables; drop it"
-        )
-    rows: dict[str, list[Any]] = {}
-    clients: list[str] = []
-    held: list[bool] = []
-    for entry, file in files:
-        found = read_csv_cells(file)
-        odd = sorted(found.keys() ^ rows.keys()) if rows else []
-        if odd:
-            raise BadInput(
-                f"{format_path(file)} and {format_path(files[0][1])} differ in column {odd[0]!a};"
-                " make them alike"
-            )
-        for key, values in found.items():
-            rows.setdefault(key, []).extend(values)
-        count = len(next(iter(found.values())))
-        clients += [entry.name if entry.is_dir() else entry.stem] * count
-        held += [entry.is_dir() and SPLIT_NAMES.get(file.stem.lower(), False)] * count
-    columns = {key: convert_column(values) for key, values in rows.items()}
-    owner = find_column(columns, how.get("group", ""), GROUPS, "group", how["where"]) or "group"
-    split = find_column(columns, how.get("test", ""), MARKS, "test", how["where"]) or "split"
-    columns[owner] = np.array(clients)
-    if any(held):
-        columns[split] = np.array(held)
-    return from_columns(columns, **how)
+def _read_client_table(entry: Path, file: Path) -> ClientTable:
+    """One of a client's csv files; one that is named test is for judging."""
+    held = entry.is_dir() and SPLIT_NAMES.get(file.stem.lower(), False)
+    client = entry.name if entry.is_dir() else entry.stem
+    return ClientTable(client, read_table_cells(file), format_path(file), held)
 
 
 def choose_folder_reader(folder: Path) -> Callable[..., Source]:

@@ -3,34 +3,21 @@ client and split.
 """
 
 import importlib
-import json
 import logging
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flrce.core.files import (
-    format_path,
-    read_lines,
-    read_text_limited,
-    validate_memory,
-    validate_regular,
-)
-from flrce.data.own.arrays import (
-    COLUMNS,
-    InputLayout,
-    from_arrays,
-    measure_features,
-    refuse_columns,
-)
+from flrce.core.files import format_path, read_text_limited, validate_memory, validate_regular
+from flrce.data.own.arrays import COLUMNS, from_arrays, measure_features, refuse_columns
 from flrce.data.own.identifiers import find_identifiers, find_label_sorters
 from flrce.data.own.text_columns import describe_texts, find_text_columns, mask_texts, report_texts
 from flrce.data.preprocessing import ColumnTable, FeatureColumn, Preprocessing
-from flrce.data.readers.columns import convert_column, parse_csv_cells
+from flrce.data.readers.columns import convert_column, parse_csv_cells, read_json_objects
 from flrce.data.sources import Source
 from flrce.data.text_features import count_token_ids
 from flrce.errors import BadInput, format_install_command, format_one_line, suggest_name
@@ -38,7 +25,39 @@ from flrce.errors import BadInput, format_install_command, format_one_line, sugg
 MAX_FILE_BYTES = 4 << 30  # bytes of one text file
 MAX_TEXT_VALUES = 50  # distinct texts of a column that becomes one column each
 TARGETS, GROUPS, SPLITS = ("y", "label", "target", "class"), ("group", "client"), ("split", "test")
+Cells = list[Any] | NDArray[Any]  # of a column: as they stand in a file, or in their dtype
 log = logging.getLogger("flrce")
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """What a user says about the columns of a table."""
+
+    target: str | Sequence[str] = ""  # to be learnt: one column or several
+    group: str = ""  # the client
+    test: str = ""  # the split
+    ignore: str | Sequence[str] = ()
+    features: str | Sequence[str] = ()
+    text: str | Sequence[str] = ()  # columns to read
+    buckets: int = 0
+    tokenizer: str = ""
+    length: int = 0
+
+
+@dataclass(frozen=True)
+class ColumnRoles:
+    """Which columns are to be learnt, and which name a sample's client and split; "" for none."""
+
+    targets: tuple[str, ...]
+    owner: str
+    split: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (*self.targets, self.owner, self.split)
+
+
+OPTION_NAMES = tuple(field.name for field in fields(TableOptions))
 
 
 def from_columns(
@@ -49,13 +68,6 @@ def from_columns(
     *,
     name: str = "mine",
     where: str = "table",
-    layout: InputLayout = "table",
-    ignore: str | Sequence[str] = (),
-    features: str | Sequence[str] = (),
-    text: str | Sequence[str] = (),
-    buckets: int = 0,
-    tokenizer: str = "",
-    length: int = 0,
     **how: Any,
 ) -> Source:
     """A source from named columns: `target` to be learnt (one column or several), `group` the
@@ -66,87 +78,114 @@ def from_columns(
     features, unless `features` names them; text with few values becomes one column of 0 and 1 a
     value. The columns `text`, or those that hold sentences, become hashed n-grams or token ids.
     """
+    given = {key: how.pop(key) for key in OPTION_NAMES if key in how}
+    options = TableOptions(target, group, test, **given)
     _validate_lengths(columns, where)
-    columns = _drop_columns(columns, [ignore] if isinstance(ignore, str) else ignore, where)
-    wanted = [target] if isinstance(target, str) else list(target)
-    told = [
-        found for one in wanted if (found := find_column(columns, one, TARGETS, "target", where))
-    ]
-    owner = find_column(columns, group, GROUPS, "group", where)
-    split = find_column(columns, test, SPLITS, "test", where)
-    if not told:
-        raise BadInput(
-            f"{where} has no label column; name it with target = one of {_format_names(columns)}"
-        )
-    columns = _drop_incomplete_rows(
-        columns, [key for key in (*told, owner) if key], how.get("fill"), where
-    )
-    rest: ColumnTable = {
-        key: value for key, value in columns.items() if key not in {*told, owner, split}
-    }
-    if features:
-        listed = [[each] if isinstance(each, str) else list(each) for each in (features, text)]
-        rest = _select_features(rest, list(dict.fromkeys([*listed[0], *listed[1]])), where)
-    texts = find_text_columns(rest, text, MAX_TEXT_VALUES, where)
-    if not features:
-        plain = {key: value for key, value in rest.items() if key not in texts}
-        owners = columns[owner] if owner else None
-        kept = _without_identifiers(plain, columns[told[0]], owners, where)
-        rest = {key: value for key, value in rest.items() if key in kept or key in texts}
-    if not rest:
-        raise BadInput(
-            f"{where} has no column left for features besides identifiers and"
-            f" {_format_names([*told, owner, split])}"
-        )
-    _refuse_gaps({k: v for k, v in rest.items() if k not in texts}, how.get("fill"), where)
-    described = _describe_features(rest, texts, (buckets, tokenizer, length), where)
-    prepared = Preprocessing(tuple(described), tuple(told))
-    x = prepared.encode_table(rest, where)
-    log.info(
-        "%s: %d features of %s; label %s%s%s",
-        where,
-        x.shape[1],
-        _format_names(column.name for column in described),
-        _format_names(told),
-        f"; client {owner}" if owner else "",
-        f"; split {split}" if split else "",
-    )
-    y = columns[told[0]] if len(told) == 1 else np.stack([columns[key] for key in told], 1)
-    names = {"classes": told} if how.get("kind") == "labels" and len(told) > 1 else {}
+    columns = _drop_columns(columns, _as_list(options.ignore), where)
+    roles = _find_roles(columns, options, where)
+    needed = [key for key in (*roles.targets, roles.owner) if key]
+    columns = _drop_incomplete_rows(columns, needed, how.get("fill"), where)
+    chosen, texts = _choose_features(columns, roles, options, where)
+    _refuse_gaps({k: v for k, v in chosen.items() if k not in texts}, how.get("fill"), where)
+    described = _describe_features(chosen, texts, options, where)
+    prepared = Preprocessing(tuple(described), roles.targets)
+    x = prepared.encode_table(chosen, where)
+    _report_columns(x.shape[1], described, roles, where)
+    if options.tokenizer:
+        how = {**how, "layout": "tokens"}
     standardise = bool(how.pop("standardise", False))
-    made = from_arrays(
-        x,
-        y,
-        columns[owner] if owner else None,
-        columns[split] if split else None,
-        name=name,
-        where=where,
-        layout="tokens" if tokenizer else layout,
-        standardise=standardise and not texts,
-        **{**names, **how},
-    )
+    given = {"layout": "table", **how, "name": name, "where": where}
+    made = _encode_samples(x, columns, roles, {**given, "standardise": standardise and not texts})
     assert made.preprocessing is not None
     whole = replace(made.preprocessing, columns=prepared.columns, targets=prepared.targets)
-    if tokenizer:
-        return replace(made, preprocessing=whole, ids=count_token_ids(tokenizer))
+    if options.tokenizer:
+        return replace(made, preprocessing=whole, ids=count_token_ids(options.tokenizer))
     if standardise and texts:
         return _standardise_numbers(made, whole, where)
     return replace(made, preprocessing=whole)
 
 
+def _as_list(names: str | Sequence[str]) -> list[str]:
+    return [names] if isinstance(names, str) else list(names)
+
+
+def _find_roles(columns: ColumnTable, options: TableOptions, where: str) -> ColumnRoles:
+    """The columns that are no features, by the options or their usual names."""
+    wanted = _as_list(options.target)
+    found = [find_column(columns, one, TARGETS, "target", where) for one in wanted]
+    targets = tuple(key for key in found if key)
+    owner = find_column(columns, options.group, GROUPS, "group", where)
+    split = find_column(columns, options.test, SPLITS, "test", where)
+    if not targets:
+        raise BadInput(
+            f"{where} has no label column; name it with target = one of {_format_names(columns)}"
+        )
+    return ColumnRoles(targets, owner, split)
+
+
+def _choose_features(
+    columns: ColumnTable, roles: ColumnRoles, options: TableOptions, where: str
+) -> tuple[ColumnTable, list[str]]:
+    """The columns that become features, and which of them are texts to read."""
+    rest: ColumnTable = {key: value for key, value in columns.items() if key not in roles.names}
+    if options.features:
+        listed = [*_as_list(options.features), *_as_list(options.text)]
+        rest = _select_features(rest, list(dict.fromkeys(listed)), where)
+    texts = find_text_columns(rest, options.text, MAX_TEXT_VALUES, where)
+    if not options.features:
+        plain = {key: value for key, value in rest.items() if key not in texts}
+        owners = columns[roles.owner] if roles.owner else None
+        kept = _without_identifiers(plain, columns[roles.targets[0]], owners, where)
+        rest = {key: value for key, value in rest.items() if key in kept or key in texts}
+    if not rest:
+        raise BadInput(
+            f"{where} has no column left for features besides identifiers and"
+            f" {_format_names(roles.names)}"
+        )
+    return rest, texts
+
+
+def _report_columns(
+    count: int, described: Sequence[FeatureColumn], roles: ColumnRoles, where: str
+) -> None:
+    log.info(
+        "%s: %d features of %s; label %s%s%s",
+        where,
+        count,
+        _format_names(column.name for column in described),
+        _format_names(roles.targets),
+        f"; client {roles.owner}" if roles.owner else "",
+        f"; split {roles.split}" if roles.split else "",
+    )
+
+
+def _encode_samples(
+    x: NDArray[Any], columns: ColumnTable, roles: ColumnRoles, how: Mapping[str, Any]
+) -> Source:
+    """The source of these features and of the columns with roles."""
+    several = len(roles.targets) > 1
+    labels = [columns[key] for key in roles.targets]
+    names = {"classes": roles.targets} if how.get("kind") == "labels" and several else {}
+    group = columns[roles.owner] if roles.owner else None
+    test = columns[roles.split] if roles.split else None
+    y = np.stack(labels, 1) if several else labels[0]
+    return from_arrays(x, y, group, test, **{**names, **how})
+
+
 def _describe_features(
-    columns: ColumnTable, texts: Sequence[str], reading: tuple[int, str, int], where: str
+    columns: ColumnTable, texts: Sequence[str], options: TableOptions, where: str
 ) -> list[FeatureColumn]:
     """How the columns become features; token ids leave no room for other columns."""
-    if (buckets := reading[0]) and not texts:
+    if options.buckets and not texts:
         raise BadInput(
-            f"data.buckets = {buckets}: {where} has no text column; name it in data.text"
+            f"data.buckets = {options.buckets}: {where} has no text column; name it in data.text"
         )
     if not texts:
         return [describe_feature(key, value, where) for key, value in columns.items()]
+    reading = (options.buckets, options.tokenizer, options.length)
     read = {column.name: column for column in describe_texts(columns, texts, *reading)}
     report_texts(list(read.values()), where)
-    if not reading[1]:
+    if not options.tokenizer:
         return [read.get(key) or describe_feature(key, v, where) for key, v in columns.items()]
     if len(columns) > len(read):
         dropped = _format_names(key for key in columns if key not in read)
@@ -260,75 +299,113 @@ def _find_missing(values: NDArray[Any]) -> NDArray[np.bool_]:
     return np.broadcast_to(found, values.shape)
 
 
-def read_csv_cells(path: Path) -> dict[str, list[Any]]:
-    """The cells of a csv file's columns."""
-    return parse_csv_cells(
-        read_text_limited(path, MAX_FILE_BYTES, "give a csv file", expansion=8), format_path(path)
+def read_table_cells(path: Path) -> dict[str, Cells]:
+    """The cells of each column of a csv, tsv, jsonl or parquet file; of parquet in their dtype."""
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
+        return dict(to_columns(read_parquet(path)))
+    if suffix == ".jsonl":
+        return _read_json_cells(path)
+    return dict(
+        parse_csv_cells(
+            read_text_limited(path, MAX_FILE_BYTES, "give a csv file", expansion=8),
+            format_path(path),
+        )
     )
 
 
 def read_table_columns(path: Path) -> ColumnTable:
     """The columns of a csv, tsv, jsonl or parquet file."""
-    suffix = path.suffix.lower()
-    if suffix == ".parquet":
-        return to_columns(read_parquet(path))
-    if suffix == ".jsonl":
-        rows = read_jsonl_rows(path)
-        return {key: convert_column([row[key] for row in rows], key) for key in rows[0]}
-    return {key: convert_column(values) for key, values in read_csv_cells(path).items()}
+    return {key: join_cells([cells], key) for key, cells in read_table_cells(path).items()}
+
+
+def join_cells(parts: Sequence[Cells], name: str) -> NDArray[Any]:
+    """One column of one or several tables in the dtype of all its cells: numbers of one and texts
+    of another are texts.
+    """
+    arrays = [part for part in parts if isinstance(part, np.ndarray)]
+    if len(arrays) == len(parts) and len({array.dtype.kind in "OUS" for array in arrays}) == 1:
+        return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+    cells = (part.tolist() if isinstance(part, np.ndarray) else part for part in parts)
+    return convert_column([cell for part in cells for cell in part], name)
+
+
+@dataclass(frozen=True)
+class ClientTable:
+    """One of several tables: whose it is, whether for judging, and how messages call it."""
+
+    client: str
+    cells: Mapping[str, Cells]
+    label: str
+    held: bool = False
+
+    @property
+    def rows(self) -> int:
+        return len(next(iter(self.cells.values())))
+
+
+def join_tables(tables: Sequence[ClientTable], **how: Any) -> Source:
+    """The tables of all clients as one, so that a text that some of them lack is a column for
+    all.
+    """
+    first = tables[0]
+    for table in tables:
+        if odd := sorted(table.cells.keys() ^ first.cells.keys()):
+            raise BadInput(
+                f"{table.label} and {first.label} differ in column {odd[0]!a}; make them alike"
+            )
+    columns = {key: join_cells([t.cells[key] for t in tables], key) for key in first.cells}
+    sizes = [table.rows for table in tables]
+    owner = how.get("group") or find_column(columns, "", GROUPS, "group", "data") or "client"
+    columns[owner] = np.repeat(np.array([t.client for t in tables], object), sizes).astype(str)
+    if any(table.held for table in tables):
+        split = how.get("test") or find_column(columns, "", SPLITS, "test", "data") or "split"
+        columns[split] = np.repeat([table.held for table in tables], sizes)
+    return from_columns(columns, **{"where": "data", **how, "group": owner})
 
 
 def from_csv(path: Path | str, **how: Any) -> Source:
-    """A table from a csv file with a header line (commas, semicolons or tabs)."""
+    """A table from a csv file with a header line (commas, semicolons or tabs), or a parquet
+    file.
+    """
     path = Path(path)
-    columns = {key: convert_column(values) for key, values in read_csv_cells(path).items()}
-    return from_columns(columns, **{"name": path.stem, "where": format_path(path), **how})
-
-
-def from_jsonl(path: Path | str, **how: Any) -> Source:
-    """A table from lines of json, one object a sample, all with the same keys."""
-    path = Path(path)
-    rows = read_jsonl_rows(path)
-    given = {"name": path.stem, "where": format_path(path), **how}
-    if {"x", "y"} <= rows[0].keys() and isinstance(rows[0]["x"], list):
-        refuse_columns(how, f"{format_path(path)} has x, y, group and test instead")
-        more: dict[str, Any] = {
-            key: [row[key] for row in rows] for key in ("group", "test") if key in rows[0]
-        }
-        return from_arrays([row["x"] for row in rows], [row["y"] for row in rows], **more, **given)
     return from_columns(
-        {key: convert_column([row[key] for row in rows], key) for key in rows[0]}, **given
+        read_table_columns(path), **{"name": path.stem, "where": format_path(path), **how}
     )
 
 
-def read_jsonl_rows(path: Path) -> list[dict[str, Any]]:
-    """The objects of a file, one a line."""
-    rows: list[dict[str, Any]] = []
-    for number, line in read_lines(path, MAX_FILE_BYTES, "give json lines", expansion=8):
-        try:
-            row = json.loads(line) if line.strip() else None
-        except (ValueError, RecursionError) as why:
+def from_jsonl(path: Path | str, **how: Any) -> Source:
+    """A table from lines of json, one object a sample, all with the same keys; or x, y, group and
+    test.
+    """
+    path = Path(path)
+    cells = _read_json_cells(path)
+    given = {"name": path.stem, "where": format_path(path), **how}
+    if {"x", "y"} <= cells.keys() and isinstance(cells["x"][0], list):
+        refuse_columns(how, f"{format_path(path)} has x, y, group and test instead")
+        more = {key: cells[key] for key in ("group", "test") if key in cells}
+        return from_arrays(cells["x"], cells["y"], **more, **given)
+    return from_columns({key: convert_column(cells[key], key) for key in cells}, **given)
+
+
+def _read_json_cells(path: Path) -> dict[str, Any]:
+    rows: list[Mapping[str, Any]] = []
+    remedy = "give one object a line"
+    for number, row in read_json_objects(path, MAX_FILE_BYTES, remedy, expansion=8):
+        if rows and row.keys() != rows[0].keys():
             raise BadInput(
-                f"{format_path(path)} line {number} is no json; give one object a line"
-            ) from why
-        if row is None:
-            continue
-        if not isinstance(row, dict) or (rows and row.keys() != rows[0].keys()):
-            raise BadInput(
-                f"{format_path(path)} line {number} has other keys than the first; give one object"
-                " a line"
+                f"{format_path(path)} line {number} has other keys than the first; {remedy}"
             )
         rows.append(row)
     if not rows:
-        raise BadInput(f"{format_path(path)} holds no samples; give one object a line")
-    return rows
+        raise BadInput(f"{format_path(path)} holds no samples; {remedy}")
+    return {key: [row[key] for row in rows] for key in rows[0]}
 
 
 def from_parquet(path: Path | str, **how: Any) -> Source:
     """A table from a parquet file. Needs pandas with pyarrow."""
     path = Path(path)
-    given = {"name": path.stem, "where": format_path(path), **how}
-    return from_pandas(read_parquet(path), **given)
+    return from_pandas(read_parquet(path), **{"name": path.stem, "where": format_path(path), **how})
 
 
 def read_parquet(path: Path) -> Any:

@@ -6,7 +6,6 @@ a client.
 """
 
 import hashlib
-import json
 import logging
 import re
 from collections import Counter
@@ -18,7 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flrce.core.files import format_path, read_lines, read_text_limited
+from flrce.core.files import format_path, read_text_limited
+from flrce.data.readers.columns import read_json_objects
 from flrce.data.sources import IGNORED_TARGET, Source
 from flrce.data.text_features import load_tokenizer
 from flrce.errors import BadInput
@@ -179,7 +179,7 @@ def _iter_samples(
                 yield file.stem, False, pair
         return
     empty, cut, named = 0, 0, None
-    for number, row in _read_json_rows(path):
+    for number, row in read_json_objects(path, MAX_FILE_BYTES, TEXT_REMEDY):
         where = f"{format_path(path)} line {number}"
         owner, judged = _get_client(row, group, where), _is_test_row(row, test, where)
         if named not in (None, bool(owner)):
@@ -224,27 +224,6 @@ def _iter_samples(
             cut,
             length,
         )
-
-
-def _read_json_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    for number, raw in read_lines(path, MAX_FILE_BYTES, TEXT_REMEDY):
-        line = _decode_text(raw, path, "utf-8-sig" if number == 1 else "utf-8")
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as why:
-            raise BadInput(f"{format_path(path)} line {number} is no json; {TEXT_REMEDY}") from why
-        if not isinstance(row, dict):
-            raise BadInput(f"{format_path(path)} line {number} is no object; {TEXT_REMEDY}")
-        yield number, row
-
-
-def _decode_text(raw: bytes, path: Path, encoding: str) -> str:
-    try:
-        return raw.decode(encoding)
-    except UnicodeDecodeError as why:
-        raise BadInput(f"{format_path(path)} is no UTF-8 text; save it as UTF-8") from why
 
 
 def _get_client(row: Mapping[str, Any], group: str, where: str) -> str:

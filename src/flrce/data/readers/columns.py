@@ -1,14 +1,16 @@
-"""Columns of a csv text, in the dtype their cells have."""
+"""Columns of a csv text in the dtype that their cells have, and objects of json lines."""
 
 import csv
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flrce.core.files import parse_csv
+from flrce.core.files import format_path, parse_csv, read_lines
 from flrce.errors import BadInput, format_one_line
 
 DECIMAL_COMMA_PATTERN = re.compile(r"[+-]?\d*,?\d+([eE][+-]?\d+)?")
@@ -119,3 +121,23 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def read_json_objects(
+    path: Path, limit: int, remedy: str, expansion: float = 4.0
+) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """(number, object) of each line of json, also of a .gz; empty lines are left out."""
+    for number, raw in read_lines(path, limit, remedy, expansion):
+        try:
+            line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as why:
+            raise BadInput(f"{format_path(path)} is no UTF-8 text; save it as UTF-8") from why
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as why:
+            raise BadInput(f"{format_path(path)} line {number} is no json; {remedy}") from why
+        if not isinstance(row, dict):
+            raise BadInput(f"{format_path(path)} line {number} is no object; {remedy}")
+        yield number, row
