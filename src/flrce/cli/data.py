@@ -1,11 +1,14 @@
 """flrce data list | info [NAME] [FILE] | prepare NAME --from DIR"""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from flrce.cli.options import look_at
 from flrce.cli.targets import prepare_file
 from flrce.cli.terminal import print_table
+from flrce.config.experiment import Experiment
 from flrce.data.preprocessing import format_features
 from flrce.data.sources import DATASET_NAMES, is_prepared
 from flrce.errors import BadInput, suggest_name
@@ -44,27 +47,11 @@ def show_partition(
     trust: bool = False,
 ) -> None:
     """How an experiment shares its samples out: sizes and labels per client."""
-
-    if name and not file and name.endswith(".toml"):
-        file, name = Path(name), None
-    more = [f'data.name="{name}"'] if name else []
-    if name and name not in DATASET_NAMES and not is_prepared(name):
-        hint = (
-            f"a file goes by --set data.path={name}"
-            if Path(name).exists()
-            else suggest_name(name, DATASET_NAMES)
-        )
-        raise BadInput(f"data set {name!r} is unknown; {hint}")
-    exp = look_at(file, [*overrides, *more], trust)
-    d = exp.data
-    if name and d.path:
-        raise BadInput(f"{name} and data.path = {str(d.path)!r}: leave one of them out")
-    exp, pool = with_given_clients(exp, d.read_source())
-    federation = exp.federate(pool)
-    described = federation.describe()
-    what = f"{pool.outputs} {pool.kind}"
-    title = f"{pool.name}: {len(pool.y):,} samples {pool.shape}, {what}; {exp.data.partition}"
-    title += f", seed {exp.seed}"
+    exp = load_named_experiment(name, file, overrides, trust)
+    exp, pool = with_given_clients(exp, exp.data.read_source())
+    described = exp.federate(pool).describe()
+    title = f"{pool.name}: {len(pool.y):,} samples {pool.shape}, {pool.outputs} {pool.kind}"
+    title += f"; {exp.data.partition}, seed {exp.seed}"
     if svg and "labels" not in described:
         raise BadInput(
             f"--svg draws who holds which classes, {pool.name} has {pool.kind}; leave it out"
@@ -75,54 +62,48 @@ def show_partition(
 
         draw_partition(described, title, svg)
     if as_json:
-        import json
-
-        print(
-            json.dumps(
-                {**described, "features": list(pool.features)} if pool.features else described
-            )
-        )
+        features = {"features": list(pool.features)} if pool.features else {}
+        print(json.dumps({**described, **features}))
         return
-    if "labels" not in described:
-        sizes = [
-            [client, str(train), str(held), format_bar(train, max(described["train"]))]
-            for client, train, held in zip(
-                described["clients"], described["train"], described["held"], strict=True
-            )
-        ]
-        print_table(title, ("client", "train", "held out", "size"), sizes)
-        print_features(pool.features)
-        return
-    most, rows = max(described["train"]), []
-    for client, train, held, labels in zip(
-        described["clients"],
-        described["train"],
-        described["held"],
-        described["labels"],
-        strict=True,
-    ):
-        rows.append(
-            [
-                client,
-                str(train),
-                str(held),
-                format_bar(train, most),
-                format_label_histogram(pool_labels(labels)),
-            ]
+    print_partition(described, title, len(pool.classes))
+    if pool.features:
+        print(f"features: {format_features(pool.features)}")
+
+
+def load_named_experiment(
+    name: str | None, file: Path | None, overrides: tuple[str, ...], trust: bool
+) -> Experiment:
+    """The experiment of a file, with the data set of a name where one is given."""
+    if name and not file and name.endswith(".toml"):
+        file, name = Path(name), None
+    if name and name not in DATASET_NAMES and not is_prepared(name):
+        hint = (
+            f"a file goes by --set data.path={name}"
+            if Path(name).exists()
+            else suggest_name(name, DATASET_NAMES)
         )
-    print_table(
-        title,
-        ("client", "train", "held out", "size", f"labels {format_label_range(len(pool.classes))}"),
-        rows,
-    )
-    print(describe_skew(described["train"], described["labels"]))
-    print_features(pool.features)
+        raise BadInput(f"data set {name!r} is unknown; {hint}")
+    experiment = look_at(file, [*overrides, *([f'data.name="{name}"'] if name else [])], trust)
+    if name and experiment.data.path:
+        raise BadInput(f"{name} and data.path = {experiment.data.path!r}: leave one of them out")
+    return experiment
 
 
-def print_features(features: Sequence[str]) -> None:
-    """The columns of a table that the model is given."""
-    if features:
-        print(f"features: {format_features(features)}")
+def print_partition(described: Mapping[str, Any], title: str, classes: int) -> None:
+    """One line for each client: its samples, and its labels where they are classes."""
+    sizes, labels = described["train"], described.get("labels")
+    headings = ["client", "train", "held out", "size"]
+    rows = [
+        [client, str(train), str(held), format_bar(train, max(sizes))]
+        for client, train, held in zip(described["clients"], sizes, described["held"], strict=True)
+    ]
+    if labels is not None:
+        headings.append(f"labels {format_label_range(classes)}")
+        for row, counts in zip(rows, labels, strict=True):
+            row.append(format_label_histogram(pool_labels(counts)))
+    print_table(title, headings, rows)
+    if labels is not None:
+        print(describe_skew(sizes, labels))
 
 
 def prepare_dataset(name: str, folder: Path, own: str | None) -> None:

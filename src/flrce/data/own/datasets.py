@@ -38,74 +38,87 @@ def from_dataset(data: Any, test: Any = None, group: Any = None, **how: Any) -> 
 
 
 def from_huggingface(
-    data: Any,
-    target: str = "",
-    group: str = "",
-    columns: Iterable[str] = (),
-    ignore: str | Sequence[str] = (),
-    features: str | Sequence[str] = (),
-    **how: Any,
+    data: Any, target: str = "", group: str = "", columns: Iterable[str] = (), **how: Any
 ) -> Source:
     """A source from a HuggingFace Dataset, or a DatasetDict with train and test.
 
     One column of images, arrays or lists is x; several columns of numbers are a table's features.
     """
     if isinstance(data, dict):  # DatasetDict
-        return _pool_splits(
-            data, target, group, columns, {"ignore": ignore, "features": features, **how}
-        )
+        return _pool_splits(data, target, group, columns, how)
     where = how.pop("where", "Dataset")
     if not hasattr(data, "__len__"):
         raise BadInput(
             f"{where} is a {type(data).__name__}, which streams samples; load it without"
             " streaming=True"
         )
-    names = dict.fromkeys(data.column_names)
-    label = find_column(names, target, TARGETS, "target", where)  # type: ignore[arg-type]
-    owner = find_column(names, group, GROUPS, "group", where)  # type: ignore[arg-type]
-    split = find_column(names, how.pop("test", ""), SPLITS, "test", where)  # type: ignore[arg-type]
+    label, owner, split = _find_special_columns(data, target, group, how.pop("test", ""), where)
+    chosen = _list_chosen(data, columns, how.pop("features", ()), where)
+    left_out = how.pop("ignore", ())
+    left_out = [left_out] if isinstance(left_out, str) else left_out
+    others = [k for k in data.column_names if k not in (label, owner, split, *left_out)]
+    wanted = chosen or others
+    feature: Any = getattr(data, "features", {}).get(label)
+    names = {"classes": feature.names} if hasattr(feature, "names") else {}
+    how = {"name": "mine", "where": where, **names, **how}
+    formatted = getattr(data, "format", {"type": None})["type"] is not None
+    loose = data.with_format(None) if formatted else data
+    x = _read_inputs(loose, wanted, where)
+    if x is None:
+        used = [key for key in (*wanted, label, owner, split) if key]
+        table = {key: convert_column(list(loose[key]), key) for key in used}
+        return from_columns(table, label, owner, split, features=chosen, **how)
+    y = [_to_plain_array(value) for value in loose[label]]
+    clients, test = (list(loose[key]) if key else None for key in (owner, split))
+    return from_arrays(x, y, clients, test, **how)
+
+
+def _find_special_columns(
+    data: Any, target: str, group: str, test: str, where: str
+) -> tuple[str, str, str]:
+    """The columns of the label, the client and the split; "" for the last two where there is
+    none.
+    """
+    names: Any = dict.fromkeys(data.column_names)
+    label = find_column(names, target, TARGETS, "target", where)
+    owner = find_column(names, group, GROUPS, "group", where)
+    split = find_column(names, test, SPLITS, "test", where)
     if not label:
         raise BadInput(
             f"{where} has no label column; name it with target = one of {', '.join(names)}"
         )
-    left_out = [ignore] if isinstance(ignore, str) else list(ignore)
+    return label, owner, split
+
+
+def _list_chosen(
+    data: Any, columns: Iterable[str], features: str | Sequence[str], where: str
+) -> list[str]:
+    """The columns that the user names as features."""
     chosen = list(columns) or (
         [features] if isinstance(features, str) and features else list(features)
     )
     for key in chosen:
-        find_column(names, key, (), "features", where)  # type: ignore[arg-type]
-    wanted = chosen or [key for key in names if key not in (label, owner, split, *left_out)]
-    feature: Any = getattr(data, "features", {}).get(label)
-    how = {
-        "name": "mine",
-        "where": where,
-        **({"classes": feature.names} if hasattr(feature, "names") else {}),
-        **how,
-    }
-    formatted = getattr(data, "format", {"type": None})["type"] is not None
-    loose = data.with_format(None) if formatted else data
-    if len(wanted) == 1:
-        x, y = ([_to_plain_array(value) for value in loose[key]] for key in (wanted[0], label))
-        more: dict[str, Any] = {"group": list(loose[owner])} if owner else {}
-        more |= {"test": list(loose[split])} if split else {}
-        if not (x and isinstance(x[0], str)):
-            return from_arrays(_stack_samples(x, where), y, **more, **how)
-    if wanted and _have_fields(loose, wanted):
-        inputs = {key: _stack_inputs(list(loose[key]), where) for key in wanted}
-        y = [_to_plain_array(value) for value in loose[label]]
-        more = {"group": list(loose[owner])} if owner else {}
-        more |= {"test": list(loose[split])} if split else {}
-        return from_arrays(inputs, y, **more, **how)
-    deep = [key for key in wanted if len(loose[key]) and np.ndim(_to_plain_array(loose[key][0]))]
+        find_column(dict.fromkeys(data.column_names), key, (), "features", where)  # type: ignore[arg-type]
+    return chosen
+
+
+def _read_inputs(data: Any, names: Sequence[str], where: str) -> Any:
+    """x of one column of arrays or of several with arrays among them; None: the columns are a
+    table's.
+    """
+    if len(names) == 1:
+        x = [_to_plain_array(value) for value in data[names[0]]]
+        return None if x and isinstance(x[0], str) else _stack_samples(x, where)
+    if names and _have_fields(data, names):
+        return {key: _stack_inputs(list(data[key]), where) for key in names}
+    deep = [key for key in names if len(data[key]) and np.ndim(_to_plain_array(data[key][0]))]
     if deep:
-        what = (
-            f"{where} has lists or images ({deep[0]!a}) beside other columns"
-            f" ({_find_other_name(wanted, deep[0])!a})"
+        other = next(key for key in names if key != deep[0])
+        raise BadInput(
+            f"{where} has lists or images ({deep[0]!a}) beside other columns ({other!a}); name the"
+            " clients' column in data.group, others in data.ignore"
         )
-        raise BadInput(f"{what}; name the clients' column in data.group, others in data.ignore")
-    used = [key for key in (*wanted, label, owner, split) if key]
-    table = {key: convert_column(list(loose[key]), key) for key in used}
-    return from_columns(table, label, owner, split, features=chosen, **how)
+    return None
 
 
 def _have_fields(data: Any, names: Sequence[str]) -> bool:
@@ -179,10 +192,6 @@ def _stack_inputs(x: list[Any], where: str) -> Any:
     if x and isinstance(x[0], tuple) and all(hasattr(part, "shape") for part in x[0]):
         return tuple(_stack_inputs(list(part), where) for part in zip(*x, strict=True))
     return _stack_samples([_to_plain_array(value) for value in x], where)
-
-
-def _find_other_name(names: Sequence[str], name: str) -> str:
-    return next(each for each in names if each != name)
 
 
 def _to_plain_array(value: Any) -> Any:
