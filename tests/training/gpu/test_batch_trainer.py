@@ -465,7 +465,6 @@ def kernels_against_the_loop() -> None:
 def norms() -> None:
     """GroupNorm and BatchNorm of many lanes, on samples of which some do not count."""
     from flrce.training.gpu.norms import batch_norm, group_norm
-    from flrce.training.gpu.norms_last import batch_norm_channels_last, group_norm_channels_last
 
     rng = torch.Generator().manual_seed(0)
     cases = [(2, 3, 6, (4, 5), 2), (3, 2, 4, (), 2), (2, 2, 4, (40, 40), 4), (1, 2, 90, (3, 3), 9)]
@@ -473,49 +472,22 @@ def norms() -> None:
         shapes = ((k, B, C, *area), (k, C), (k, C))
         x, w, b = (torch.randn(shape, generator=rng, requires_grad=True) for shape in shapes)
         count = [B, B - 1, B][:k]
-        for norm in (group_norm, group_norm_channels_last) if area else (group_norm,):
-            expected = torch.stack([F.group_norm(x[i], groups, w[i], b[i]) for i in range(k)])
-            check(norm(x, w, b, groups, 1e-5), expected, (x, w, b), rng)
-        if area:
-            scaled = torch.stack([F.group_norm(x[i], groups, w[i], b[i]) for i in range(k)])
-            check(
-                group_norm_channels_last(x, w, b, groups, 1e-5, relu=True),
-                scaled.relu(),
-                (x, w, b),
-                rng,
-            )
-            bare = torch.stack([F.group_norm(x[i], groups) for i in range(k)])
-            check(
-                group_norm_channels_last(x, None, None, groups, 1e-5, relu=True),
-                bare.relu(),
-                (x,),
-                rng,
-            )
+        expected = torch.stack([F.group_norm(x[i], groups, w[i], b[i]) for i in range(k)])
+        check(group_norm(x, w, b, groups, 1e-5, direct=True), expected, (x, w, b), rng)
         if any(n * max(1, torch.Size(area).numel()) == 1 for n in count):
             continue
-        for over in (batch_norm, batch_norm_channels_last) if area else (batch_norm,):
-            y, mean, var = over(x, w, b, torch.tensor(count, dtype=torch.int32), 1e-5)
-            real = torch.cat([y[i, :n] for i, n in enumerate(count)])
-            theirs = [
-                F.batch_norm(x[i, :n], None, None, w[i], b[i], training=True)
-                for i, n in enumerate(count)
-            ]
-            check(real, torch.cat(theirs), (x, w, b), rng)
-            if over is batch_norm_channels_last:
-                y = over(x, w, b, torch.tensor(count, dtype=torch.int32), 1e-5, relu=True)[0]
-                real = torch.cat([y[i, :n] for i, n in enumerate(count)])
-                theirs = [
-                    F.batch_norm(x[i, :n], None, None, w[i], b[i], training=True)
-                    for i, n in enumerate(count)
-                ]
-                check(real, torch.cat(theirs).relu(), (x, w, b), rng)
-            pixels = [
-                x[i, :n].transpose(0, 1).flatten(1) for i, n in enumerate(count)
-            ]  # (C, n pixels)
-            torch.testing.assert_close(mean, torch.stack([each.mean(1) for each in pixels]))
-            torch.testing.assert_close(
-                var, torch.stack([each.var(1, correction=0) for each in pixels])
-            )
+        moving = torch.zeros(k, C), torch.ones(k, C)
+        theirs = [torch.zeros(k, C), torch.ones(k, C)]
+        many = torch.tensor(count, dtype=torch.int32)
+        y = batch_norm(x, *moving, w, b, many, True, 0.1, 1e-5, direct=True)
+        real = torch.cat([y[i, :n] for i, n in enumerate(count)])
+        alone = [
+            F.batch_norm(x[i, :n], theirs[0][i], theirs[1][i], w[i], b[i], training=True)
+            for i, n in enumerate(count)
+        ]
+        check(real, torch.cat(alone), (x, w, b), rng)
+        for mine, other in zip(moving, theirs, strict=True):
+            torch.testing.assert_close(mine, other)
 
 
 def check(mine: Tensor, theirs: Tensor, leaves: tuple[Tensor, ...], rng: torch.Generator) -> None:

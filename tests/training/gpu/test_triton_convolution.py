@@ -2,7 +2,6 @@
 float64.
 """
 
-import functools
 import os
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_batch_trainer import mend_interpreter
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from flrce.models.flat import list_model_tensors
@@ -32,9 +31,8 @@ from flrce.training.gpu.convolution import (
     has_few_channels,
     move_taps_first,
     multiply_rows,
-    sum_partial_gradients,
 )
-from flrce.training.gpu.folded_net import FoldedNet
+from flrce.training.gpu.vmap_net import VmapNet
 from flrce.training.precision import use_precision
 
 
@@ -211,50 +209,6 @@ def turned_weights(k: int, O: int, C: int, kernel: tuple[int, int]) -> None:
         assert torch.equal(
             move_taps_first(w.to(dtype), back=True), w.to(dtype).permute(0, 3, 4, 2, 1)
         )
-    parts = torch.randn(11, k, R * S * O * C + O)
-    total = functools.reduce(torch.add, parts)  # one after another
-    gw, gb = sum_partial_gradients(parts, (O * C, R * S), O, torch.float32)
-    assert torch.equal(gw, total[:, :-O].reshape(k, R * S, O * C).mT)
-    assert torch.equal(gb, total[:, -O:])
-
-
-def relus_with_their_norms() -> None:
-    """A ReLU behind a norm is not called, unless somebody looks at it; the result is the same."""
-    layers = [
-        nn.Conv2d(3, 4, 3, padding=1),
-        nn.BatchNorm2d(4),
-        nn.ReLU(),
-        nn.Conv2d(4, 4, 1),
-        nn.GroupNorm(2, 4),
-    ]
-    module = nn.Sequential(
-        *layers, nn.ReLU(inplace=True), nn.Flatten(), nn.ReLU(), nn.Linear(100, 3)
-    )
-    x = torch.randn(6, 3, 5, 5, generator=torch.Generator().manual_seed(0))
-    net = FoldedNet(
-        module, DeviceSamples(x, torch.zeros(6), 1.0, 0.0), direct=True
-    )  # tries it against the module
-    index, count = (
-        torch.arange(6, dtype=torch.int32).reshape(2, 3),
-        torch.tensor([3, 3], dtype=torch.int32),
-    )
-
-    def outputs() -> Tensor:
-        own = {
-            name: torch.stack([t.detach(), t.detach() + 0.5])
-            for name, t, _ in list_model_tensors(module)
-        }
-        return net.compute_logits(own, index, count, 0, training=True)
-
-    calls: list[bool] = []
-    with mock.patch.object(
-        nn.ReLU, "forward", lambda self, y: calls.append(self.inplace) or y.relu()
-    ):
-        joined = outputs()
-        assert calls == [False]  # the one behind Flatten
-        net.module[5].register_forward_hook(lambda *_: None)
-        torch.testing.assert_close(outputs(), joined)
-        assert calls == [False, True, False]
 
 
 def linear_layers() -> None:
@@ -293,10 +247,10 @@ def transformers() -> None:
         name: torch.stack([t.detach(), t.detach() + 0.1]) for name, t, _ in list_model_tensors(net)
     }
     with mock.patch.object(operations, "multiply_rows", wraps=multiply_rows) as kernel:
-        plain, folded = FoldedNet(net, samples), FoldedNet(net, samples, direct=True)
-        assert kernel.call_count == 10  # in the two passes of training
+        plain, folded = VmapNet(net, samples), VmapNet(net, samples, direct=True)
+        assert kernel.call_count == 15  # in three passes
         outputs = []
-        for each, rows, calls in ((plain, 32, 10), (folded, 31, 10), (folded, 32, 15)):
+        for each, rows, calls in ((plain, 32, 15), (folded, 31, 15), (folded, 32, 20)):
             index, count = (
                 torch.arange(rows, dtype=torch.int32).expand(2, -1) % 10,
                 torch.tensor([rows, rows]),
@@ -321,7 +275,6 @@ def in_the_interpreter() -> None:
     other_precisions()
     some_gradients()
     turned_weights()
-    relus_with_their_norms()
 
 
 def test_kernels_in_the_interpreter() -> None:

@@ -15,8 +15,6 @@ from flrce import Experiment
 from flrce.errors import BadInput
 from flrce.models.flat import convert_to_float32, pack_model
 from flrce.training.gpu.batch_trainer import ClientBatchTrainer
-from flrce.training.gpu.lane_layer import ForwardContext
-from flrce.training.gpu.random_functions import LaneRandomFunctions
 from flrce.training.gpu.variants import Variant
 from flrce.training.objectives import Classification, NextToken, Regression
 
@@ -249,25 +247,7 @@ def time_first(net: Plain, x: Tensor) -> Tensor:
     return net.head(net.drop(net.cells(x.permute(2, 0, 1))[0]).mean(0))
 
 
-def skipping(net: Plain, x: Tensor) -> Tensor:
-    """Stochastic depth: a branch is left out for some samples."""
-    x = x.flatten(1)
-    if not net.training:
-        return net.head(x + net.a(x))
-    return net.head(x + net.a(x) * x.new_empty(x.shape[0], 1).bernoulli_(0.5).div_(0.5))
-
-
-def noisy(net: Plain, x: Tensor) -> Tensor:
-    x = x.permute(2, 0, 1)  # time first
-    x = x + 0.5 * torch.randn_like(x) if net.training else x
-    return net.head(
-        x.transpose(0, 1).flatten(1) * (torch.rand(1, 21).round() if net.training else 0.5)
-    )
-
-
 DROPPING = {
-    "depth": lambda: Plain(skipping, a=nn.Linear(21, 21), head=nn.Linear(21, 10)),
-    "noise": lambda: Plain(noisy, head=nn.Linear(21, 10)),
     "function": lambda: Plain(functional, a=nn.Linear(21, 8), head=nn.Linear(8, 10)),
     "attention": lambda: Plain(attentive, a=nn.Linear(3, 4), place=nn.Parameter(torch.zeros(4)), head=nn.Linear(4, 10)),
     "time first": lambda: Plain(time_first, cells=nn.LSTM(3, 4, 2, dropout=0.5), drop=nn.Dropout(0.5),
@@ -295,35 +275,6 @@ def test_what_is_dropped_hangs_on_the_lane_alone(name: str) -> None:
     torch.testing.assert_close(one[0], both[1], rtol=1e-4, atol=1e-5)
     first, again = (stack.evaluate(w, np.arange(9))["loss"] for _ in range(2))
     assert torch.equal(first, again)
-
-
-def test_what_is_drawn_is_spread_as_it_should_be() -> None:
-    """20,000 draws: a mean's standard deviation is 0.007 for normal ones, 0.002 for those between 0
-    and 1.
-    """
-    now = ForwardContext(
-        k=2, batch=100, samples=100, draw=(torch.tensor([1, 2]), torch.tensor([7]))
-    )
-    noise = LaneRandomFunctions(now)
-
-    def one(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        now.mapped = {"x": x}
-        found = (
-            noise.draw_uniform((200, 100), x.device),
-            noise.draw_normal((200, 100), x.device),
-            noise._bernoulli(x[0] * 0 + 0.3),
-        )
-        now.mapped = None
-        return found
-
-    flat, bell, coin = torch.vmap(one)(torch.zeros(2, 1, 200, 100))
-    for lane in range(2):
-        assert abs(float(flat[lane].mean()) - 0.5) < 0.01
-        assert 0 < float(flat[lane].min()) < 0.001 < 0.999 < float(flat[lane].max()) < 1
-        assert abs(float(bell[lane].mean())) < 0.03
-        assert abs(float(bell[lane].std()) - 1) < 0.03
-        assert abs(float(coin[lane].mean()) - 0.3) < 0.015
-    assert abs(float((flat[0] - 0.5).flatten() @ (flat[1] - 0.5).flatten())) / 20_000 < 0.003
 
 
 def test_what_drops_in_evaluation_is_no_lane() -> None:

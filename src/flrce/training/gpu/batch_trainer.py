@@ -23,7 +23,6 @@ from flrce.models.flat import ModelLayout, make_layout
 from flrce.models.kinds import BASIC_KINDS
 from flrce.models.tracing import is_plain_sequence
 from flrce.training.gpu.chain_net import ChainNet, DeviceSamples, Tensors
-from flrce.training.gpu.folded_net import FoldedNet
 from flrce.training.gpu.fused_block import FusedBlock, fuse_layers, supports_triton
 from flrce.training.gpu.lanes import (
     ClientBatchResult,
@@ -40,7 +39,8 @@ from flrce.training.gpu.lanes import (
 )
 from flrce.training.gpu.step_buffers import SEGMENT_STEPS, StepBuffers, StepSettings
 from flrce.training.gpu.variants import Variant, list_candidate_variants
-from flrce.training.gpu.verification import LaneNetwork, verify_chain
+from flrce.training.gpu.verification import LaneNetwork, verify_network
+from flrce.training.gpu.vmap_net import VmapNet
 from flrce.training.links import ClientContext
 from flrce.training.objectives import Classification, Objective
 from flrce.training.precision import Precision, make_autocast_context, use_precision
@@ -123,11 +123,10 @@ class ClientBatchTrainer:
                 raise BadInput(f"{self.name} is no chain of layers")
             chain = ChainNet(self.module, self.layer_chain, self.samples)
             if not is_plain_sequence(self.module, BASIC_KINDS):
-                verify_chain(self.layer_chain, self.module, self.samples)
+                verify_network(chain, self.module)
             return chain
-        return FoldedNet(
-            self.module, self.samples, self.layer_chain, direct=variant is Variant.DIRECT
-        )
+        direct = variant is Variant.DIRECT
+        return VmapNet(self.module, self.samples, self.layer_chain, direct)
 
     def supports(self, variant: Variant) -> bool:
         try:

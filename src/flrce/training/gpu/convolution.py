@@ -30,11 +30,9 @@ MAX_NARROW_CHANNELS = 16
 FORWARD_TILE, WIDE_FORWARD_TILE = (64, 128, 32, 4, 3), (128, 128, 32, 8, 3)
 NARROW_FORWARD_TILE = (64, 256, 16, 8, 3)
 WEIGHT_TILE, NARROW_WEIGHT_TILE = (128, 64, 32, 4, 3), (64, 64, 128, 2, 2)
-FEW_CHANNEL_WEIGHT_TILE = (128, 64, 64, 4, 2)
-WEIGHT_GRADIENT_PROGRAMS, FEW_CHANNEL_PROGRAMS = 128, 32
+WEIGHT_GRADIENT_PROGRAMS = 128
 COPY_BLOCK_VALUES = 2048  # values that one program copies
 MAX_RUN_VALUES = 64  # values that a tile of a copy reads or writes in a row
-SUM_BLOCK_VALUES, PARTS_AT_ONCE = 512, 8  # of a program that sums parts of a gradient
 
 
 class ConvolutionGeometry(NamedTuple):
@@ -179,6 +177,8 @@ class _DirectConvolution(torch.autograd.Function):
         x = x.contiguous()
         ctx.save_for_backward(x, weight, bias)
         ctx.geometry = geometry
+        if has_few_channels(weight):
+            return _convolve_unfolded_rows(x, weight, bias, geometry)
         return _launch_forward(x, weight, bias, geometry)
 
     @staticmethod
@@ -241,25 +241,18 @@ def _list_constants(
 def _launch_forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, geometry: ConvolutionGeometry
 ) -> Tensor:
-    from flrce.training.gpu import triton_convolution as kernels
-
     O, C, R, S = weight.shape[1:]
     size = geometry.compute_output_size((x.shape[2], x.shape[3]), (R, S))
     constants = _list_constants(x, O, size, (R, S), geometry)
-    if has_few_channels(weight):
-        taps, tile = weight.contiguous(), FORWARD_TILE
-        return _launch(kernels.convolve_few_channels, x, taps, bias, constants, tile, C * R * S)
     constants |= {"BACK": False, "PHASES_H": 1, "PHASES_W": 1}
     tile = choose_forward_tile(O, C, choose_product_mode(x))
-    return _launch(kernels.convolve, x, move_taps_first(weight), bias, constants, tile, C)
+    return _launch(x, move_taps_first(weight), bias, constants, tile, C)
 
 
 def _launch_input_gradient(
     g: Tensor, weight: Tensor, size: Pair, geometry: ConvolutionGeometry
 ) -> Tensor:
     """(k, B, *size, C) from the gradient g (k, B, P, Q, O) by the output."""
-    from flrce.training.gpu import triton_convolution as kernels
-
     O, C, R, S = weight.shape[1:]
     # rows and columns after which the same taps reach a pixel again; all do where taps lie apart
     stride, _, dilation = geometry
@@ -268,19 +261,15 @@ def _launch_input_gradient(
     constants |= {"BACK": True, "PHASES_H": phases[0], "PHASES_W": phases[1]}
     tile = choose_forward_tile(C, O, choose_product_mode(g))
     taps = move_taps_first(weight, back=True)
-    return _launch(kernels.convolve, g, taps, None, constants, tile, O)
+    return _launch(g, taps, None, constants, tile, O)
 
 
 def _launch(
-    kernel: Any,
-    x: Tensor,
-    taps: Tensor,
-    bias: Tensor | None,
-    constants: dict[str, Any],
-    tile: Tile,
-    summed: int,
+    x: Tensor, taps: Tensor, bias: Tensor | None, constants: dict[str, Any], tile: Tile, summed: int
 ) -> Tensor:
-    """(k, B, P, Q, O): products that sum over `summed` channels, or pairs of channel and tap."""
+    """(k, B, P, Q, O): products that sum over `summed` channels."""
+    from flrce.training.gpu import triton_convolution as kernels
+
     k, B = x.shape[:2]
     O, P, Q = (constants[name] for name in "OPQ")
     high, wide = (constants.get(name, 1) for name in ("PHASES_H", "PHASES_W"))
@@ -293,7 +282,9 @@ def _launch(
     options = {"num_warps": warps, "num_stages": stages}
     launch = (high * wide * -(-pixels // block_n), -(-O // block_o), k)
     shift = z if bias is None else bias.contiguous()
-    kernel[launch](x, taps, shift, z, B * P * Q, **constants, **flags, **blocks, **options)
+    kernels.convolve[launch](
+        x, taps, shift, z, B * P * Q, **constants, **flags, **blocks, **options
+    )
     return z
 
 
@@ -305,33 +296,42 @@ def _launch_weight_gradient(
 
     (k, B), (P, Q) = x.shape[:2], g.shape[2:4]
     O, C, R, S = weight.shape[1:]
-    N, few, narrow = B * P * Q, has_few_channels(weight), max(O, C) <= MAX_NARROW_CHANNELS
-    kernel = kernels.few_channel_weight_gradient if few else kernels.weight_gradient
-    tile = FEW_CHANNEL_WEIGHT_TILE if few else NARROW_WEIGHT_TILE if narrow else WEIGHT_TILE
-    most_o, most_c, block_n, warps, stages = tile
-    summed = C * R * S if few else C
-    block_o, block_c = choose_tile_size(O, 16, most_o), choose_tile_size(summed, 16, most_c)
-    high, wide = -(-O // block_o), -(-summed // block_c)
-    rows, columns = (high, wide) if few else (high * wide, R * S)
-    programs = FEW_CHANNEL_PROGRAMS if few else WEIGHT_GRADIENT_PROGRAMS
-    parts = max(1, min(-(-N // (8 * block_n)), programs // (rows * columns)))
+    N, narrow = B * P * Q, max(O, C) <= MAX_NARROW_CHANNELS
+    most_o, most_c, block_n, warps, stages = NARROW_WEIGHT_TILE if narrow else WEIGHT_TILE
+    block_o, block_c = choose_tile_size(O, 16, most_o), choose_tile_size(C, 16, most_c)
+    tiles = -(-O // block_o) * -(-C // block_c)
+    parts = max(1, min(-(-N // (8 * block_n)), WEIGHT_GRADIENT_PROGRAMS // (tiles * R * S)))
     span, long = -(-N // (parts * block_n)) * block_n, O * C * R * S + O * biased
     out = torch.empty(parts, k, long, dtype=torch.float32, device=x.device)
     constants = _list_constants(x, O, (P, Q), (R, S), geometry) | {"MODE": choose_product_mode(x)}
     blocks = {"BLOCK_O": block_o, "BLOCK_N": block_n, "BLOCK_C": block_c}
     options = {"num_warps": warps, "num_stages": stages}
-    launch = (rows, columns + biased, parts * k)
-    kernel[launch](x, g, out, N, k, span, long, **constants, **blocks, **options)
-    shape = (O * C * R * S, 1) if few else (O * C, R * S)
-    gw, gb = sum_partial_gradients(out, shape, O * biased, weight.dtype)
-    return gw.reshape(weight.shape), gb if biased else None
+    launch = (tiles, R * S + biased, parts * k)
+    kernels.weight_gradient[launch](x, g, out, N, k, span, long, **constants, **blocks, **options)
+    total = out.sum(0) if parts > 1 else out[0]
+    gw = _turn(total, R * S, O * C, 1).reshape(weight.shape)
+    return gw.to(weight.dtype), total[:, -O:] if biased else None
 
 
 def _prefers_unfolded_rows(x: Tensor, weight: Tensor) -> bool:
-    """The matrix units read TF32 along what is summed over, here the pixels. The kernel turns every
-    tile for it, which takes longer than unfolded rows and a product by cuBLAS.
+    """Whether a weight's gradient is a product of unfolded rows by cuBLAS.
+
+    With few channels a sum over channels and taps at once fills the matrix units; with TF32 they
+    read along what is summed over, here the pixels, for which the kernel would turn every tile.
     """
-    return choose_product_mode(x) == "tf32" and min(weight.shape[1:3]) > MAX_NARROW_CHANNELS
+    wide = min(weight.shape[1:3]) > MAX_NARROW_CHANNELS
+    return has_few_channels(weight) or (choose_product_mode(x) == "tf32" and wide)
+
+
+def _convolve_unfolded_rows(
+    x: Tensor, weight: Tensor, bias: Tensor | None, geometry: ConvolutionGeometry
+) -> Tensor:
+    k, O, _, R, S = weight.shape
+    size = geometry.compute_output_size((x.shape[2], x.shape[3]), (R, S))
+    rows = _unfold_rows(x, size, (R, S), geometry)
+    taps = weight.permute(0, 3, 4, 2, 1).reshape(k, -1, O)  # (k, R S C, O)
+    y = torch.bmm(rows, taps) if bias is None else torch.baddbmm(bias[:, None], rows, taps)
+    return y.reshape(k, x.shape[1], *size, O)
 
 
 def _multiply_unfolded_rows(
@@ -341,67 +341,39 @@ def _multiply_unfolded_rows(
     k, O, C, R, S = weight.shape
     seen = _unfold_rows(x, (g.shape[2], g.shape[3]), (R, S), geometry)
     gw = torch.bmm(g.reshape(k, -1, O).mT, seen)  # (k, O, R S C)
-    if R * S > 1:
-        gw = sum_partial_gradients(gw.reshape(1, k * O, -1), (C, R * S), 0, gw.dtype)[0]
-    return gw.reshape(weight.shape)
+    return gw.reshape(k, O, R, S, C).permute(0, 1, 4, 2, 3).contiguous()
 
 
 def _unfold_rows(x: Tensor, size: Pair, kernel: Pair, geometry: ConvolutionGeometry) -> Tensor:
     """(k, B P Q, R S C): what each output pixel sees of x (k, B, H, W, C)."""
-    from flrce.training.gpu import triton_convolution as kernels
-
-    k, B, H, W, C = x.shape
-    R, S = kernel
-    if kernel == (1, 1) and geometry == ConvolutionGeometry():
-        return x.reshape(k, B * H * W, C)
-    rows = torch.empty(k, B * size[0] * size[1], R * S * C, dtype=x.dtype, device=x.device)
-    many, block_c = rows.shape[0] * rows.shape[1] * R * S, choose_tile_size(C, 1, MAX_RUN_VALUES)
-    places = COPY_BLOCK_VALUES // block_c
-    constants = _list_constants(x, 0, size, kernel, geometry)
-    del constants["O"]
-    launch = (-(-many // places), -(-C // block_c))
-    kernels.unfold_rows[launch](
-        x, rows, many, **constants, PLACES=places, BLOCK_C=block_c, num_warps=4
-    )
-    return rows
+    (down, right), (top, left), (gap, side) = geometry
+    x = F.pad(x, (0, 0, left, left, top, top)) if top or left else x
+    k, B, _, _, C = x.shape
+    a, b, c, d, e = x.stride()
+    strides = (a, b, c * down, d * right, c * gap, d * side, e)
+    return x.as_strided((k, B, *size, *kernel, C), strides).reshape(k, B * size[0] * size[1], -1)
 
 
 def move_taps_first(weight: Tensor, back: bool = False) -> Tensor:
     """weight (k, O, C, R, S) as (k, R, S, O, C), or for the product back as (k, R, S, C, O)."""
-    from flrce.training.gpu import triton_convolution as kernels
-
     k, O, C, R, S = weight.shape
     if R * S == 1 and not back:
         return weight.reshape(k, 1, 1, O, C).contiguous()
     if not weight[0].is_contiguous():
         weight = weight.contiguous()
-    shape = (k, R, S, C, O) if back else (k, R, S, O, C)
-    out = torch.empty(shape, dtype=weight.dtype, device=weight.device)
-    A, inner = (O, C) if back else (O * C, 1)
-    block_j = choose_tile_size(inner * R * S, 1, MAX_RUN_VALUES)
-    block_a = choose_tile_size(A, 1, COPY_BLOCK_VALUES // block_j)
-    tiles = -(-A // block_a) * -(-inner * R * S // block_j)
-    blocks = {"BLOCK_A": block_a, "BLOCK_J": block_j, "num_warps": 4}
-    kernels.transpose_taps[(k * tiles,)](weight, out, weight.stride(0), A, inner, R * S, **blocks)
-    return out
+    if back:
+        return _turn(weight, O, C, R * S).reshape(k, R, S, C, O)
+    return _turn(weight, O * C, 1, R * S).reshape(k, R, S, O, C)
 
 
-def sum_partial_gradients(
-    parts: Tensor, shape: tuple[int, int], O: int, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """parts (parts, k, T M + O), each row (T, M) and O more, with `shape` = (M, T): their sums over
-    the parts, (k, M, T) and (k, O).
-    """
+def _turn(x: Tensor, A: int, C: int, T: int) -> Tensor:
+    """(k, T, C, A) of x (k, A, C, T), whose lanes may be longer and lie anywhere."""
     from flrce.training.gpu import triton_convolution as kernels
 
-    many, k = parts.shape[:2]
-    M, T = shape
-    out = torch.empty(k, M, T, dtype=dtype, device=parts.device)
-    more = torch.empty(k, O, dtype=dtype, device=parts.device)
-    block_t = choose_tile_size(T, 1, MAX_RUN_VALUES)
-    values = COPY_BLOCK_VALUES if many == 1 else SUM_BLOCK_VALUES
-    block_m = choose_tile_size(M, 1, values // block_t)
-    tiles = -(-T // block_t) * -(-M // block_m)
-    blocks = {"AT_ONCE": 1 if many == 1 else PARTS_AT_ONCE, "BLOCK_T": block_t, "BLOCK_M": block_m}
-    kernels.sum_parts[(k * tiles,)](parts, out, more, many, k, M, T, O, **blocks, num_warps=4)
-    return out, more
+    out = torch.empty(len(x), T, C, A, dtype=x.dtype, device=x.device)
+    block_j = choose_tile_size(C * T, 1, MAX_RUN_VALUES)
+    block_a = choose_tile_size(A, 1, COPY_BLOCK_VALUES // block_j)
+    tiles = -(-A // block_a) * -(-(C * T) // block_j)
+    blocks = {"BLOCK_A": block_a, "BLOCK_J": block_j, "num_warps": 4}
+    kernels.transpose_taps[(len(x) * tiles,)](x, out, x.stride(0), A, C, T, **blocks)
+    return out

@@ -27,7 +27,7 @@ def supports_triton(device: torch.device) -> bool:
     )
 
 
-def _next_power_of_two(n: int) -> int:
+def next_power_of_two(n: int) -> int:
     """n rounded up to a power of two."""
     return 1 << (n - 1).bit_length()
 
@@ -158,7 +158,7 @@ class _FusedBlockFunction(torch.autograd.Function):
         training: bool,
     ) -> Tensor:
         (k, B), (O, P, Q), u = x.shape[:2], block.conv.out, block.window
-        high = _next_power_of_two(O)
+        high = next_power_of_two(O)
         tile = 128 * max(1, FORWARD // high)
         tiles = -(-B * P * Q // tile)
         z, moments, facts = (
@@ -194,7 +194,7 @@ class _FusedBlockFunction(torch.autograd.Function):
                 O=O,
                 AREA=P * Q,
                 TILE=tile,
-                BLOCK=_next_power_of_two(tiles),
+                BLOCK=next_power_of_two(tiles),
             )
         else:
             inverse = torch.rsqrt(var + block.norm["eps"])
@@ -271,7 +271,7 @@ def _compute_weight_gradient(
     block: FusedBlock, dz: Tensor, weight: Tensor, x: Tensor, count: Tensor
 ) -> Tensor:
     (k, B, O, P, Q), taps = dz.shape, weight[0, 0].numel()
-    wide = min(64, max(16, _next_power_of_two(taps)))
+    wide = min(64, max(16, next_power_of_two(taps)))
     chunks = -(-B * P * Q // (PIXELS * TILES))
     parts = dz.new_empty(k, chunks, *weight.shape[1:])
     kernels.grad_weight[(-(-taps // wide) * chunks, k)](
@@ -282,7 +282,7 @@ def _compute_weight_gradient(
         B,
         chunks,
         **block.kernel_constants,
-        BLOCK_O=max(16, _next_power_of_two(O)),
+        BLOCK_O=max(16, next_power_of_two(O)),
         BLOCK_K=wide,
         BLOCK=PIXELS,
         num_warps=2,
@@ -295,7 +295,7 @@ def _compute_input_gradient(
     block: FusedBlock, dz: Tensor, weight: Tensor, x: Tensor, count: Tensor
 ) -> Tensor:
     (C, H, W), (k, B) = block.conv.inside, x.shape[:2]
-    high, dx = _next_power_of_two(C), torch.empty_like(x)
+    high, dx = next_power_of_two(C), torch.empty_like(x)
     tile = 128 * max(1, BACKWARD // high)
     kernels.grad_input[(-(-B * H * W // tile), k)](
         dz,

@@ -56,11 +56,6 @@ def batched_linear(
     return y.reshape(*x.shape[:-1], -1)
 
 
-def broadcast_channels(weight: Tensor, x: Tensor) -> Tensor:
-    """(k, C) as it multiplies x (k, B, C, ...)."""
-    return weight.reshape(len(weight), 1, -1, *(1,) * (x.dim() - 3))
-
-
 class _EmbeddingLookup(torch.autograd.Function):
     """Rows of weight (k V, D) at ids (k, n)."""
 
@@ -92,22 +87,6 @@ def lookup_embeddings(weight: Tensor, ids: Tensor, padding: int | None) -> Tenso
     """weight (k, V, D), ids (k, ...) -> (k, ..., D)."""
     y = _EmbeddingLookup.apply(weight, ids.flatten(1), -1 if padding is None else padding)
     return cast(Tensor, y).reshape(*ids.shape, -1)
-
-
-def normalise_batch(x: Tensor, count: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """BatchNorm's core over the first `count` samples of each lane: (normalised x, mean, variance,
-    n).
-    """
-    over = (1, *range(3, x.dim()))
-    wide = (len(x), 1, -1, *(1,) * (x.dim() - 3))
-    n = (count * x[0, 0, 0].numel()).clamp(min=1).to(x.dtype)[:, None]  # (k, 1)
-    real = torch.arange(x.shape[1], device=x.device) < count[:, None]  # (k, B)
-    real = real.reshape(*real.shape, *(1,) * (x.dim() - 2))
-    mean = x.where(real, 0).sum(over) / n  # (k, C)
-    # a padded sample counts nowhere, so 0 does for it
-    away = (x - mean.reshape(wide)).where(real, 0)
-    var = away.square().sum(over) / n
-    return away * torch.rsqrt(var + eps).reshape(wide), mean, var, n
 
 
 def _to_signed_int64(value: int) -> int:

@@ -82,7 +82,6 @@ def backward(
     TILES: tl.constexpr,
     CENTRED: tl.constexpr,
     WEIGHT: tl.constexpr,
-    SUMS: tl.constexpr,
 ):
     """gx; by_weight, by_bias (lanes, parts, WIDTH): sums of g times the normalised x, and of g,
     over a part's rows.
@@ -105,16 +104,14 @@ def backward(
         if CENTRED:
             hat = hat - tl.load(mean + row + n, mask=left, other=0.0)[:, None]
         hat = tl.where(mask, hat * inverse[:, None], 0.0)
-        if SUMS:
-            scaled += push * hat
-            plain += push
+        scaled += push * hat
+        plain += push
         if WEIGHT:
             push = push * w[None, :]
         moved = push - hat * (tl.sum(push * hat, 1) / WIDTH)[:, None]
         if CENTRED:
             moved = moved - (tl.sum(push, 1) / WIDTH)[:, None]
         tl.store(gx + row * WIDTH + here, moved * inverse[:, None], mask=mask)
-    if SUMS:
-        at = (lane * tl.num_programs(0) + part) * WIDTH + c
-        tl.store(by_weight + at, tl.sum(scaled, 0), mask=c < WIDTH)
-        tl.store(by_bias + at, tl.sum(plain, 0), mask=c < WIDTH)
+    at = (lane * tl.num_programs(0) + part) * WIDTH + c
+    tl.store(by_weight + at, tl.sum(scaled, 0), mask=c < WIDTH)
+    tl.store(by_bias + at, tl.sum(plain, 0), mask=c < WIDTH)
