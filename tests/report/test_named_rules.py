@@ -8,7 +8,7 @@ from flrce.cli.cli import main
 from flrce.core.types import RoundRecord
 from flrce.errors import BadInput
 from flrce.methods.stopping.budget import CostBudget, CostLimit, Patience
-from flrce.report.named_rules import FigureLimit, build_limits, build_named_rules
+from flrce.report.named_rules import FigureLimit, build_limits, build_named_pieces
 from report_helpers import compared
 
 OWN = """
@@ -63,7 +63,7 @@ def test_what_is_no_rule_ends_with_one_line(run, given, says, capsys):
 
 
 def test_names_become_rules():
-    assert build_named_rules(['{ piece = "patience", rounds = 4 }']) == {
+    assert build_named_pieces("stop", ['{ piece = "patience", rounds = 4 }']) == {
         '{ piece = "patience", rounds = 4 }': Patience(4)
     }
     limits = build_limits("joules=5, rounds=2,epsilon=1.5", ["epsilon"])

@@ -9,7 +9,7 @@ from typing import Any
 from flrce.cli.terminal import format_bars, print_table
 from flrce.core.cost_table import Cost
 from flrce.core.intervals import confidence_interval
-from flrce.core.roles import StopRule
+from flrce.core.roles import Pace, StopRule
 from flrce.core.user_code import apply_trust, trust_file
 from flrce.errors import BadInput
 from flrce.methods.catalogue.recipes import resolve_conflict_threshold
@@ -17,7 +17,9 @@ from flrce.methods.stopping.marginal_gain import metric_scale
 from flrce.report import tables
 from flrce.report.carbon import shift_run_start
 from flrce.report.cost_per_point import compute_point_prices, thin_prices
-from flrce.report.named_rules import build_limits, build_named_rules, list_recorded_figures
+from flrce.report.named_rules import build_limits, build_named_pieces, list_recorded_figures
+from flrce.report.pace_replay import REPLAY_CAVEAT as PACE_CAVEAT
+from flrce.report.pace_replay import replay_pace
 from flrce.report.tasks import require_one_task
 from flrce.report.whatif import (
     ReplayOutcome,
@@ -45,6 +47,7 @@ def show_whatif(
     start: ValueList,
     as_json: bool,
     stops: tuple[str, ...] = (),
+    paces: tuple[str, ...] = (),
     budget: str | None = None,
     trust: bool = False,
     **budgets: ValueList,
@@ -75,7 +78,8 @@ def show_whatif(
         },
     }
     with apply_trust(trust_file(None, trust)):
-        named = build_named_rules(stops)
+        named = build_named_pieces("stop", stops)
+        named_paces = build_named_pieces("pace", paces)
     figures = list_recorded_figures([h for each in runs for h in each.rounds])
     named |= build_limits(budget, figures)
     if len({each.name for each in runs}) > 1:
@@ -86,6 +90,8 @@ def show_whatif(
         require_one_task(runs, "name the folder of one")
         if start:
             _show_shifted_starts(runs, start.split(","), as_json)
+        elif named_paces:
+            _show_replayed_paces(runs, named_paces, as_json)
         else:
             _show_replayed_rules(run, runs, wanted, named, as_json)
 
@@ -112,6 +118,35 @@ def _show_shifted_starts(runs: list[read.RecordedRun], starts: list[str], as_jso
         "the same rounds begun at another time", ["start", "g CO2", "times what was booked"], rows
     )
     print(SHIFTED_START_CAVEAT)
+
+
+def _show_replayed_paces(
+    runs: list[read.RecordedRun], paces: Mapping[str, Pace], as_json: bool
+) -> None:
+    """Seconds, joules and replies under other paces."""
+    found = {each: [replay_pace(each, *pace) for pace in paces.items()] for each in runs}
+    if as_json:
+        told = [
+            {"run": str(each.folder), "paces": [asdict(p) for p in same]}
+            for each, same in found.items()
+        ]
+        print(json.dumps({"runs": told, "notes": [PACE_CAVEAT]}, indent=1))
+        return
+    rows = [
+        [
+            same[0].pace,
+            confidence_interval([p.seconds for p in same]).format_interval(3),
+            confidence_interval([p.seconds_recorded for p in same]).format_interval(3),
+            confidence_interval([p.joules for p in same]).format_interval(3),
+            confidence_interval([p.joules_recorded for p in same]).format_interval(3),
+            f"{sum(p.replies for p in same)} of {sum(p.replies_recorded for p in same)}",
+            str(sum(p.short_rounds for p in same)),
+        ]
+        for same in zip(*found.values(), strict=True)
+    ]
+    heads = ["pace", "s", "s recorded", "J", "J recorded", "replies that count", "abandoned"]
+    print_table("the same rounds under another pace", heads, rows)
+    print(PACE_CAVEAT)
 
 
 def _show_replayed_rules(

@@ -27,21 +27,21 @@ class FigureLimit(StopRule):
         return f"{self.figure} reached {self.limit:g} ({value:.6g})"
 
 
-def build_named_rules(names: Sequence[str]) -> dict[str, StopRule]:
-    """Each name as a rule: "patience", "mine:Enough", or a table with settings such as
+def build_named_pieces(role: str, names: Sequence[str]) -> dict[str, Any]:
+    """Each name as a piece: "patience", "mine:Enough", or a table with settings such as
     { piece = "mine:Enough", rounds = 5 }.
     """
-    return {name: build_piece("stop", _parse_name(name), "whatif") for name in names}
+    return {name: build_piece(role, _parse_name(role, name), "whatif") for name in names}
 
 
-def _parse_name(name: str) -> Any:
+def _parse_name(role: str, name: str) -> Any:
     if not name.lstrip().startswith("{"):
         return name.strip()
     try:
-        return tomllib.loads(f"stop = {name}")["stop"]
+        return tomllib.loads(f"{role} = {name}")[role]
     except tomllib.TOMLDecodeError as why:
         raise BadInput(
-            f"--stop {name!r}: {why}; give a name, or a table such as"
+            f"--{role} {name!r}: {why}; give a name, or a table such as"
             " '{ piece = \"mine:Enough\", rounds = 5 }'"
         ) from None
 
