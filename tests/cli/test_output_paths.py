@@ -2,11 +2,14 @@
 any work.
 """
 
+import os
+
 import pytest
 
 from flrce.cli.cli import main
 from flrce.config.experiment import Experiment
 from flrce.simulation import runs
+from flrce.storage.disk import write_atomically
 
 SETS = [
     w
@@ -88,3 +91,13 @@ def test_a_file_that_cannot_be_one(i, run, tmp_path, monkeypatch, capsys):
 def test_names_that_are_too_long(words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     refused([*words, "x" * 300], capsys)
+
+
+def test_a_pipe_or_a_device_is_never_replaced(run, tmp_path, capsys):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert main(["report", run, "--out", str(pipe)]) == 2
+    assert "is a device or a pipe" in capsys.readouterr().err
+    with pytest.raises(OSError, match="device or a pipe"):
+        write_atomically(pipe, b"text")
+    assert pipe.is_fifo()

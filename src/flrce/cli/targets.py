@@ -33,6 +33,8 @@ def prepare_file(path: Path, option: str) -> None:
     try:
         if not path.name or path.is_dir():
             raise _describe_refusal(path, option, "is a folder", "file")
+        if path.exists() and not path.is_file():
+            raise _describe_refusal(path, option, "is a device or a pipe", "file")
         path.parent.mkdir(parents=True, exist_ok=True)
         aside.is_symlink()  # raises where the name is too long
     except OSError as why:

@@ -85,6 +85,8 @@ def write_chunks(
     """The same for a file that comes piece by piece; returns its mark, the length and SHA-256."""
     if not path.name or path.is_dir():  # "/" and "." have no name
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if path.exists() and not path.is_file():  # renaming over a device or a pipe would replace it
+        raise OSError(errno.EINVAL, "it is a device or a pipe", str(path))
     aside, length, found = path.with_name(path.name + ".part"), 0, hashlib.sha256()
     try:
         aside.unlink(missing_ok=True)  # whatever was left there, a link perhaps
