@@ -8,7 +8,8 @@ import threading
 import pytest
 
 from flrce.cli.cli import main
-from flrce.cli.monitoring import ALERTS, PANELS, build_dashboard, render_monitoring_files
+from flrce.cli.deploy import read_template
+from flrce.cli.monitoring import MONITORING_FILES
 from flrce.cli.watch_server import build_metrics_server
 from flrce.report.live import RunWatcher
 from flrce.report.metrics import GAUGES, escape_label, render_metrics
@@ -105,29 +106,32 @@ def test_an_address_that_is_none(address, capsys):
     assert "use PORT, or HOST:PORT" in capsys.readouterr().err
 
 
+def read_json_template(name: str) -> dict:
+    return json.loads(read_template(name))
+
+
 def test_alerts_and_panels_use_metrics_that_exist():
     known = {gauge.name for gauge in GAUGES} | {"flrce_budget_left_ratio", "flrce_unreadable"}
-    expressions = [alert[0] for alert in ALERTS.values()]
-    expressions += [text for panel, _ in PANELS.values() for text in panel.values()]
+    rules = read_json_template("alerts.yml")["groups"][0]["rules"]
+    panels = read_json_template("grafana-dashboard.json")["panels"]
+    expressions = [rule["expr"] for rule in rules]
+    expressions += [target["expr"] for panel in panels for target in panel["targets"]]
     for expression in expressions:
         names = set(re.findall(r"flrce_\w+", expression))
         assert names
         assert names <= known, expression
-    assert {"TooFewNodes", "RepeatedRefusals", "StalledRound", "BudgetAlmostSpent"} <= set(ALERTS)
+    alerts = {rule["alert"] for rule in rules}
+    assert {"TooFewNodes", "RepeatedRefusals", "StalledRound", "BudgetAlmostSpent"} <= alerts
+    corners = {(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels}
+    assert len(corners) == len(panels)
+    assert all(panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24 for panel in panels)
 
 
 def test_the_files_are_written_once(tmp_path, capsys):
     folder = tmp_path / "monitor"
-    assert main(["deploy", "monitor", str(folder), "--target", "10.0.0.5:9464"]) == 0
-    files = render_monitoring_files("10.0.0.5:9464")
-    assert {path.name for path in folder.iterdir()} == set(files)
+    assert main(["deploy", "monitor", str(folder), "--target", '10.0.0.5:9464"']) == 0
+    assert {path.name for path in folder.iterdir()} == set(MONITORING_FILES)
     scrape = json.loads((folder / "prometheus.yml").read_text())  # JSON is YAML
-    assert scrape["scrape_configs"][0]["static_configs"] == [{"targets": ["10.0.0.5:9464"]}]
-    rules = json.loads((folder / "alerts.yml").read_text())["groups"][0]["rules"]
-    assert [rule["alert"] for rule in rules] == list(ALERTS)
-    panels = build_dashboard()["panels"]
-    corners = {(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels}
-    assert len(corners) == len(panels) == len(PANELS)
-    assert all(panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24 for panel in panels)
+    assert scrape["scrape_configs"][0]["static_configs"] == [{"targets": ['10.0.0.5:9464"']}]
     assert main(["deploy", "monitor", str(folder)]) == 2
     assert "overwrites nothing" in capsys.readouterr().err
