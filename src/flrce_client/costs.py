@@ -1,4 +1,6 @@
-"""What a piece of work took: seconds by the clock, joules by the processor's counters (RAPL)."""
+"""What a piece of work took: seconds by the clock, joules by a meter of one's own or by the
+processor's counters (RAPL).
+"""
 
 import threading
 import time
@@ -6,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
+
+from flrce_client.meter import get_own_meter
 
 T = TypeVar("T")
 POWERCAP_FOLDER = Path("/sys/class/powercap")
@@ -61,12 +65,14 @@ def measure_work(work: Callable[[], T], root: Path = POWERCAP_FOLDER) -> tuple[T
     """
     alone = _meter_lock.acquire(blocking=False)
     try:
-        before = read_energy_counters(root) if alone else {}
+        own = get_own_meter() if alone else None
+        before = read_energy_counters(root) if alone and own is None else {}
+        start = own() if own else 0.0
         began = time.monotonic()
         result = work()
         seconds = time.monotonic() - began
         joules = subtract_counters(before, read_energy_counters(root)) if before else None
-        return result, WorkCost(seconds, joules)
+        return result, WorkCost(seconds, max(own() - start, 0.0) if own else joules)
     finally:
         if alone:
             _meter_lock.release()

@@ -16,12 +16,12 @@ def read_battery_level(root: Path = POWER_SUPPLY_FOLDER) -> float | None:
         return None
     for supply in supplies:
         if (
-            _read_text(supply / "type").lower() != "battery"
-            or _read_text(supply / "scope").lower() == "device"
+            read_text(supply / "type").lower() != "battery"
+            or read_text(supply / "scope").lower() == "device"
         ):
             continue  # mains, or the battery of a mouse
-        share = _read_number(supply / "capacity")
-        size = _read_number(supply / "energy_full") or _read_number(supply / "charge_full") or 1.0
+        share = read_number(supply / "capacity")
+        size = read_number(supply / "energy_full") or read_number(supply / "charge_full") or 1.0
         if share is not None and 0 <= share <= 100:
             found.append((share / 100, size))
     total = sum(size for _, size in found)
@@ -34,15 +34,17 @@ def get_battery_metric(root: Path = POWER_SUPPLY_FOLDER) -> dict[str, float]:
     return {} if level is None else {"battery": level}
 
 
-def _read_text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """A file's text; "" where it cannot be read."""
     try:
         return path.read_text(errors="replace").strip()
     except OSError:
         return ""
 
 
-def _read_number(path: Path) -> float | None:
+def read_number(path: Path) -> float | None:
+    """The number in a file; None where there is none."""
     try:
-        return float(_read_text(path))
+        return float(read_text(path))
     except ValueError:
         return None

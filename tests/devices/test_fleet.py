@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flrce import Experiment
+from flrce.cli import profile
 from flrce.cli.cli import main
-from flrce.cli.profile import fit_speed, prediction_error
+from flrce.cli.profile import SpeedFit, StepTiming, choose_form, fit_timings, leave_networks_out
 from flrce.devices.costs import assign_devices, load_profile
 from flrce.devices.energy import EnergyMeter, EnergyReading, extract_counters
 from flrce.devices.round_availability import DailyRoundAvailability, RandomRoundAvailability
@@ -307,18 +308,66 @@ def test_apples_parts_are_joules():
 # --- this machine's profile ---------------------------------------------------------------------
 
 
+def timing(network, seconds, fitted=True, **work):
+    return StepTiming(network, 8, fitted, {"batches": 1.0, **work}, seconds)
+
+
 @given(st.floats(1e-5, 1e-1), st.floats(1e8, 1e12))
 def test_the_fit_finds_the_line_that_the_timings_lie_on(fixed, rate):
-    points = [(flops, fixed + flops / rate) for flops in (1e6, 1e7, 1e8, 1e9)]
-    a, R = fit_speed(points)
-    for flops, seconds in points:
-        assert a + flops / R == pytest.approx(seconds, rel=1e-6)
+    points = [timing("a", fixed + flops / rate, flops=flops) for flops in (1e6, 1e7, 1e8, 1e9)]
+    fit = fit_timings(points, ("batches", "flops"))
+    for point in points:
+        assert fit.predict(point.work) == pytest.approx(point.seconds, rel=1e-6)
 
 
 def test_a_fixed_cost_is_never_negative():
-    a, R = fit_speed([(1e6, 1e-9), (1e8, 1.0), (2e8, 2.1)])
-    assert a >= 0
-    assert R > 0
+    points = [timing("a", s, flops=f) for f, s in ((1e6, 1e-9), (1e8, 1.0), (2e8, 2.1))]
+    fit = fit_timings(points, ("batches", "flops"))
+    assert fit.seconds_each["batches"] >= 0
+    assert fit.seconds_each["flops"] > 0
+
+
+def make_timings(seconds_of):
+    """Networks a to d at two sizes each, whose seconds follow from their work."""
+    work = {"a": (10, 1e6, 1e6), "b": (40, 9e6, 3e6), "c": (20, 2e6, 9e7), "d": (90, 5e7, 2e7)}
+    return [
+        timing(
+            name,
+            seconds_of(operations, size * moved, size * flops),
+            operations=operations,
+            moved_bytes=size * moved,
+            flops=size * flops,
+        )
+        for name, (operations, moved, flops) in work.items()
+        for size in (1, 10)
+    ]
+
+
+def test_the_form_that_predicts_networks_it_has_not_seen_is_taken():
+    by_traffic = make_timings(lambda ops, moved, flops: 1e-4 * ops + 1e-9 * moved + 1e-10 * flops)
+    form = choose_form(by_traffic)
+    assert form == ("operations", "moved_bytes", "flops")
+    assert max(leave_networks_out(by_traffic, form).values()) < 1e-6
+    assert max(leave_networks_out(by_traffic, ("batches", "flops")).values()) > 1
+    by_rate = make_timings(lambda ops, moved, flops: 1e-3 + 1e-9 * flops)
+    assert choose_form(by_rate) == ("batches", "flops")
+    assert max(leave_networks_out(by_rate, ("batches", "flops")).values()) < 1e-6
+
+
+def test_a_poor_fit_is_measured_again_and_then_refused(monkeypatch, tmp_path, capsys):
+    tries = []
+
+    def time_badly(trials):
+        tries.append(len(trials))
+        return [timing("a", 1e-3, flops=1e6), timing("a", 9.0, fitted=False, flops=2e6)]
+
+    monkeypatch.setattr(profile, "time_steps", time_badly)
+    out = tmp_path / "board.toml"
+    told = ["--watts", "3", "--idle-watts", "1", "--out", str(out)]
+    assert main(["profile", "--model", "cnn-digits", *told]) == 2
+    assert "no profile is written; measure while nothing else runs" in capsys.readouterr().err
+    assert tries == [1] * profile.MAX_FIT_TRIES
+    assert not out.exists()
 
 
 def test_flrce_profile_makes_a_fleet_of_this_machine(tmp_path, capsys):
@@ -340,7 +389,9 @@ def test_flrce_profile_makes_a_fleet_of_this_machine(tmp_path, capsys):
         )
         == 0
     )
-    rows = {row["figure"]: row for row in json.loads(capsys.readouterr().out)}
+    said = capsys.readouterr()
+    assert "give --watts" not in said.err  # it was given
+    rows = {row["figure"]: row for row in json.loads(said.out)}
     device = load_profile(str(mine))
     assert (device.active_watts, device.idle_watts) == (30, 5)
     assert "told to flrce profile" in rows["active_watts"]["source"]
@@ -384,6 +435,7 @@ def test_a_profile_of_an_experiments_own_network(tmp_path, capsys):
         (["--set", "train.lr=0.1"], "name it with --for FILE"),
         (["--watts", "-3"], "--watts -3: must be above 0"),
         (["--out", "mine.json"], "a profile's name ends in .toml"),
+        (["--model", "cnn-digits", "--meter", "nowhere"], "--meter 'nowhere' cannot be read"),
     ],
 )
 def test_bad_input_of_flrce_profile_is_one_line(arguments, why, capsys):
@@ -436,6 +488,6 @@ def test_a_profile_s_error_reaches_the_books(tmp_path):
 
 
 def test_errors_of_what_was_not_fitted():
-    assert prediction_error(1.0, 1e9, (1e9, 2.0)) == 0  # 1 s and 1 s
-    assert prediction_error(1.0, 1e9, (1e9, 4.0)) == 1  # half of what it takes
-    assert prediction_error(1.0, 1e9, (1e9, 1.0)) == 1  # twice as much
+    fit = SpeedFit({"batches": 1.0, "flops": 1e-9})
+    assert fit.compute_error(timing("a", 2.0, flops=1e9)) == 0  # 1 s and 1 s
+    assert fit.compute_error(timing("a", 4.0, flops=1e9)) == 1  # half of what it takes

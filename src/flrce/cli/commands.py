@@ -243,6 +243,7 @@ def why_command() -> None:
 @click.option(
     "--seconds", type=float, default=3.0, help="Seconds for which idle and busy power are measured."
 )
+@click.option("--meter", help="Meter to read: module:function, or a file with the joules so far.")
 @options.trust_option
 @options.json_option
 @options.calls("flrce.cli.profile:profile_machine")

@@ -1,13 +1,16 @@
 """flrce profile --out my.toml: measure this machine, so that a fleet can be made of it"""
 
+import math
 import platform
 import sys
 import tomllib
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import date
 from importlib import resources
+from itertools import combinations
 from pathlib import Path
+from statistics import median
 from time import perf_counter, sleep
 from typing import Any
 
@@ -20,17 +23,21 @@ from flrce.cli.targets import prepare_file
 from flrce.cli.terminal import print_table
 from flrce.devices.costs import FIGURES
 from flrce.devices.energy import EnergyMeter
-from flrce.errors import BadInput, suggest_name
+from flrce.errors import BadInput, format_one_line, suggest_name
 from flrce.models.nets import PAPER_CNNS
 from flrce.storage.disk import BY_UMASK, write_atomically
+from flrce_client.meter import open_meter
 
 MIN_TIMING_SECONDS = 0.15  # seconds that one timing takes at least
 # a link has two ends: not measured here
 RADIO_KEYS = ("up_bits", "down_bits", "up_joules", "down_joules")
-MAX_FIT_TRIES = 4  # at a fit: other work may drown the timings
+MAX_FIT_TRIES = 3  # at a fit: other work may drown the timings
+POOR_ERROR = 1.0  # a fit that is off by more than a factor of 2 is measured anew
+MAX_PROFILE_ERROR = 9.0  # a profile that is off by more than a factor of 10 misleads
 TIMING_REPEATS = 3  # of each timing; the fastest counts, the others were disturbed
 
-TimedBatch = tuple[float, float]  # FLOPs and seconds of a batch
+#: quantities whose seconds add up to a step's: what a profile can state
+FITTED_FORMS = (("batches", "flops"), ("operations", "moved_bytes", "flops"))
 ProfileFigures = dict[str, dict[str, Any]]  # figure -> value, source
 
 
@@ -44,6 +51,7 @@ def profile_machine(
     seconds: float,
     as_json: bool,
     trust: bool = False,
+    meter: str | None = None,
 ) -> None:
     """Measure how fast this machine trains and, where it can tell, what it draws."""
     for name in model:
@@ -68,13 +76,12 @@ def profile_machine(
         if experiment is None
         else [build_experiment_trial(experiment, overrides, trust)]
     )
-    fixed, flops = measure_speed(trials)
-    figures = build_speed_figures(fixed, flops, trials) | measure_power(
-        watts, idle_watts, trials[-1], seconds
-    )
-    figures |= read_shipped_figures("laptop-cpu", RADIO_KEYS) | {
-        "error": estimate_profile_error(trials, fixed, flops)
-    }
+    fit, errors, timings = measure_speed(trials)
+    figures = build_speed_figures(fit, trials, timings)
+    figures |= measure_power(watts, idle_watts, trials[-1], seconds, meter)
+    figures |= read_shipped_figures("laptop-cpu", RADIO_KEYS)
+    figures["error"] = build_error_figure(trials, fit, errors, timings)
+    print_errors(errors, figures["error"]["value"])
     figures = {name: figures[name] for name in FIGURES if name in figures}
     if out is not None:
         write_atomically(out, tomli_w.dumps(figures).encode(), BY_UMASK)
@@ -84,15 +91,44 @@ def profile_machine(
         print(f'use it with: fleet.profile = "{out}"')
 
 
-def time_batches(trial: SpeedTrial, sizes: Sequence[int]) -> list[TimedBatch]:
-    """How long one training step takes on batches of several sizes."""
-    return [
-        (
-            size * trial.flops,
-            min(time_step(trial.stepper(size), MIN_TIMING_SECONDS) for _ in range(TIMING_REPEATS)),
-        )
-        for size in sizes
-    ]
+@dataclass(frozen=True)
+class StepTiming:
+    """How long a training step of a network took, and what it does."""
+
+    network: str
+    size: int  # samples
+    fitted: bool  # or kept to try the fit on
+    work: Mapping[str, float]  # quantity of FITTED_FORMS -> amount
+    seconds: float
+
+
+@dataclass(frozen=True)
+class SpeedFit:
+    """Seconds of a step as a sum over quantities of its work."""
+
+    seconds_each: Mapping[str, float]  # quantity -> seconds of one
+
+    def predict(self, work: Mapping[str, float]) -> float:
+        return sum(each * work[name] for name, each in self.seconds_each.items())
+
+    def compute_error(self, timing: StepTiming) -> float:
+        """By how much more than 1 the larger of predicted and measured is the other's multiple."""
+        ratio = max(self.predict(timing.work), 1e-12) / timing.seconds
+        return max(ratio, 1 / ratio) - 1
+
+
+def time_steps(trials: Sequence[SpeedTrial]) -> list[StepTiming]:
+    """How long one training step takes, of every network and size."""
+    timings = []
+    for trial in trials:
+        operations, batch, sample = trial.traffic or (0.0, 0.0, 0.0)
+        for size in (*trial.sizes, *trial.others):
+            work = {"batches": 1.0, "operations": operations, "flops": size * trial.flops}
+            work["moved_bytes"] = batch + size * sample
+            step, fitted = trial.stepper(size), size in trial.sizes
+            seconds = min(time_step(step, MIN_TIMING_SECONDS) for _ in range(TIMING_REPEATS))
+            timings.append(StepTiming(trial.name, size, fitted, work, seconds))
+    return timings
 
 
 def time_step(step: Callable[[], int], lasts: float) -> float:
@@ -104,114 +140,192 @@ def time_step(step: Callable[[], int], lasts: float) -> float:
     return (perf_counter() - began) / count
 
 
-def measure_speed(trials: Sequence[SpeedTrial]) -> tuple[float, float]:
-    """Seconds a batch and FLOP/s of this machine; measured anew where other work drowned the
-    timings.
+def fit_timings(timings: Sequence[StepTiming], form: Sequence[str]) -> SpeedFit:
+    """Seconds of each quantity by least squares, none below 0, each timing weighed by 1 / seconds:
+    small batches count.
     """
-    for _ in range(MAX_FIT_TRIES - 1):
-        try:
-            return fit_speed(
-                [point for trial in trials for point in time_batches(trial, trial.sizes)]
-            )
-        except BadInput:
-            continue
-    return fit_speed([point for trial in trials for point in time_batches(trial, trial.sizes)])
+    seconds = np.array([timing.seconds for timing in timings])
+    X = np.array([[timing.work[name] for name in form] for timing in timings]) / seconds[:, None]
+    scale = np.where(X.max(0) > 0, X.max(0), 1.0)
+    best, least = np.zeros(len(form)), math.inf
+    for count in range(1, len(form) + 1):
+        for some in map(list, combinations(range(len(form)), count)):
+            found, *_ = np.linalg.lstsq((X / scale)[:, some], np.ones(len(seconds)), rcond=None)
+            left = float((((X / scale)[:, some] @ found - 1) ** 2).sum())
+            if (found >= 0).all() and left < least:
+                best, least = np.zeros(len(form)), left
+                best[some] = found
+    return SpeedFit(dict(zip(form, (best / scale).tolist(), strict=True)))
 
 
-def estimate_profile_error(
-    trials: Sequence[SpeedTrial], fixed: float, flops: float
+def leave_networks_out(timings: Sequence[StepTiming], form: Sequence[str]) -> dict[str, float]:
+    """Network -> the largest error of its timings as predicted by a fit of the others."""
+    names = dict.fromkeys(timing.network for timing in timings)
+    if len(names) < 2:
+        return {}
+    errors = {}
+    for name in names:
+        fit = fit_timings([timing for timing in timings if timing.network != name], form)
+        errors[name] = max(fit.compute_error(t) for t in timings if t.network == name)
+    return errors
+
+
+def choose_form(timings: Sequence[StepTiming]) -> Sequence[str]:
+    """The form that leaves the networks' errors least; without traffic, or of one network, a
+    batch's fixed cost and a rate.
+    """
+    networks = {timing.network for timing in timings}
+    if len(networks) < 3 or not all(timing.work["operations"] for timing in timings):
+        return FITTED_FORMS[0]
+    return min(FITTED_FORMS, key=lambda f: median(leave_networks_out(timings, f).values()))
+
+
+def measure_speed(
+    trials: Sequence[SpeedTrial],
+) -> tuple[SpeedFit, dict[str, float], list[StepTiming]]:
+    """The machine's fit, the error of each network by a fit of the others, and the timings:
+    measured anew where the fit is poor, for other work may have drowned them. A profile that would
+    mislead is an error.
+    """
+    tries = []
+    for _ in range(MAX_FIT_TRIES):
+        timings = time_steps(trials)
+        form = choose_form(timings)
+        fit = fit_timings([timing for timing in timings if timing.fitted], form)
+        errors = leave_networks_out(timings, form)
+        tries.append((find_largest_error(fit, errors, timings), fit, errors, timings))
+        if tries[-1][0] <= POOR_ERROR and fit.seconds_each["flops"]:
+            break
+    error, fit, errors, timings = min(tries, key=lambda each: each[0])
+    if error > MAX_PROFILE_ERROR:
+        raise BadInput(
+            f"the fit is off by a factor of {1 + error:.3g} on steps that it has not seen, so no"
+            " profile is written; measure while nothing else runs, or profile the network that"
+            " you train: --for EXPERIMENT"
+        )
+    return fit, errors, timings
+
+
+def find_largest_error(
+    fit: SpeedFit, errors: Mapping[str, float], timings: Sequence[StepTiming]
+) -> float:
+    """Of networks and of batch sizes that were not fitted."""
+    sizes = [fit.compute_error(timing) for timing in timings if not timing.fitted]
+    return max([*errors.values(), *sizes])
+
+
+def build_error_figure(
+    trials: Sequence[SpeedTrial],
+    fit: SpeedFit,
+    errors: Mapping[str, float],
+    timings: Sequence[StepTiming],
 ) -> dict[str, Any]:
-    """The profile's error: the largest of predictions against timings that were not fitted.
-
-    Batches of other sizes by the fit of all networks; and, of several networks, each by the fit of
-    the others.
-    """
-    found = [
-        prediction_error(fixed, flops, point)
-        for trial in trials
-        for point in time_batches(trial, trial.others)
-    ]
+    """The profile's error: the largest of predictions against timings that were not fitted."""
     what = f"{len(trials)} networks" if len(trials) > 1 else trials[0].name
     tried = f"{what}, batches of {', '.join(map(str, trials[0].others))}"
-    if len(trials) > 1:
-        points = {trial.name: time_batches(trial, trial.sizes) for trial in trials}
-        for name in points:
-            with suppress(BadInput):  # the others' timings may not grow with the work
-                other = fit_speed(
-                    [point for each in points if each != name for point in points[each]]
-                )
-                found += [prediction_error(*other, point) for point in points[name]]
-        tried += "; and each network by the fit of the others"
-    source = f"the largest of {len(found)} timings that were not fitted: {tried}; {date.today()}"
-    return {"value": round(max(found), 3), "source": source}
+    count = len(timings) if errors else sum(not timing.fitted for timing in timings)
+    tried += "; and each network by the fit of the others" if errors else ""
+    source = f"the largest of {count} timings that were not fitted: {tried}; {date.today()}"
+    return {"value": round(find_largest_error(fit, errors, timings), 3), "source": source}
 
 
-def prediction_error(fixed: float, flops: float, point: TimedBatch) -> float:
-    """By how much more than 1 the larger of predicted and measured is the other's multiple."""
-    work, seconds = point
-    ratio = (fixed + work / flops) / seconds
-    return max(ratio, 1 / ratio) - 1
-
-
-def fit_speed(points: Sequence[TimedBatch]) -> tuple[float, float]:
-    """(a, R) of seconds = a + FLOPs / R by least squares, each point weighed by 1 / seconds: small
-    batches count.
-    """
-    F, seconds = np.array(points).T
-    A = np.stack([np.ones_like(F), F / F.max()], 1) / seconds[:, None]
-    (a, b), *_ = np.linalg.lstsq(A, np.ones_like(F), rcond=None)
-    if b <= 0:
-        raise BadInput(
-            "the timings do not grow with the work; measure again while nothing else runs"
+def print_errors(errors: Mapping[str, float], error: float) -> None:
+    """How far off the fit is, network by network."""
+    for name, value in errors.items():
+        print(f"{name}: off by up to {value:.0%} by a fit of the other networks", file=sys.stderr)
+    if error > POOR_ERROR:
+        print(
+            f"the fit is poor: steps that it has not seen are off by a factor of {1 + error:.2g};"
+            " --for EXPERIMENT profiles the network that you train",
+            file=sys.stderr,
         )
-    if a < 0:  # a fixed cost lost in the noise: fit the rate alone
-        a, b = 0.0, A[:, 1].sum() / (A[:, 1] ** 2).sum()
-    return float(a), float(F.max() / b)
 
 
-def build_speed_figures(fixed: float, flops: float, trials: Sequence[SpeedTrial]) -> ProfileFigures:
+def build_speed_figures(
+    fit: SpeedFit, trials: Sequence[SpeedTrial], timings: Sequence[StepTiming]
+) -> ProfileFigures:
+    machine = platform.processor() or platform.machine()
     how = (
-        f"measured by flrce profile on {platform.processor() or platform.machine()},"
-        f" {torch.get_num_threads()} threads,"
-    )
-    how = (
-        f"{how} torch {torch.__version__}, training {', '.join(trial.name for trial in trials)};"
+        f"measured by flrce profile on {machine}, {torch.get_num_threads()} threads, torch"
+        f" {torch.__version__}, training {', '.join(trial.name for trial in trials)};"
         f" {date.today()}"
     )
+    each = fit.seconds_each
+    # a rate lost in the noise: FLOPs then take a thousandth of the time at most
+    highest = 1e3 * max(timing.work["flops"] / timing.seconds for timing in timings)
+    values = {
+        "flops": 1 / each["flops"] if each["flops"] > 1 / highest else highest,
+        "batch_seconds": each.get("batches", 0.0),
+        "operation_seconds": each.get("operations", 0.0),
+        "memory_bytes": 1 / each["moved_bytes"] if each.get("moved_bytes") else 0.0,
+    }
+    needed = ("flops", "batch_seconds")
     return {
-        "batch_seconds": {"value": fixed, "source": how},
-        "flops": {"value": flops, "source": how},
+        name: {"value": value, "source": how, "basis": "measured"}
+        for name, value in values.items()
+        if value or name in needed
     }
 
 
 def measure_power(
-    watts: float | None, idle: float | None, trial: SpeedTrial, seconds: float
+    watts: float | None,
+    idle: float | None,
+    trial: SpeedTrial,
+    seconds: float,
+    named: str | None = None,
 ) -> ProfileFigures:
-    """Busy and idle power: as told, else as the machine's counters say, else a laptop's."""
-    found = read_shipped_figures("laptop-cpu", ("active_watts", "idle_watts"))
-    for figure in found.values():
-        figure["source"] = f"not measured here, taken from laptop-cpu: {figure['source']}"
-    meter = EnergyMeter()
+    """Busy and idle power: as given, else by the meter `named` or the machine's counters, else a
+    laptop's.
+    """
+    given = {"active_watts": watts, "idle_watts": idle}
+    figures: ProfileFigures = {}
+    for key, value in given.items():
+        if value is not None:
+            source = f"told to flrce profile; {date.today()}"
+            figures[key] = {"value": value, "source": source, "basis": "measured"}
+    missing = [key for key in given if key not in figures]
+    if not missing:
+        return figures
+    meter = open_energy_meter(named)
     if meter.why:
-        print(
-            f"{meter.why}; give --watts and --idle-watts, or a laptop's are taken", file=sys.stderr
-        )
-    else:
-        step, how = (
-            trial.stepper(trial.usual),
-            f"measured by zeus ({', '.join(meter.seen)}); {date.today()}",
-        )
-        work: dict[str, Callable[[], Any]] = {
-            "idle_watts": lambda: sleep(seconds),
-            "active_watts": lambda: time_step(step, seconds),
-        }
-        found = {
-            key: {"value": meter.measure(do)[1].watts, "source": how} for key, do in work.items()
-        }
-    for key, told in (("active_watts", watts), ("idle_watts", idle)):
-        if told is not None:
-            found[key] = {"value": told, "source": f"told to flrce profile; {date.today()}"}
-    return found
+        names = {"active_watts": "--watts", "idle_watts": "--idle-watts"}
+        options = " and ".join(names[key] for key in missing)
+        print(f"{meter.why}; give {options}, or a laptop's are taken", file=sys.stderr)
+        for key, figure in read_shipped_figures("laptop-cpu", missing).items():
+            source = f"not measured here, taken from laptop-cpu: {figure['source']}"
+            figures[key] = {**figure, "source": source, "basis": "assumed"}
+        return figures
+    step, how = trial.stepper(trial.usual), f"measured ({', '.join(meter.seen)}); {date.today()}"
+    work: dict[str, Callable[[], Any]] = {
+        "idle_watts": lambda: sleep(seconds),
+        "active_watts": lambda: time_step(step, seconds),
+    }
+    for key in missing:
+        value = meter.measure(work[key])[1].watts or 0.0
+        if not value:
+            raise BadInput(
+                f"the meter ({', '.join(meter.seen)}) did not move in {seconds:g} s; give more"
+                " --seconds, or --watts and --idle-watts"
+            )
+        figures[key] = {"value": value, "source": how, "basis": "measured"}
+    return figures
+
+
+def open_energy_meter(named: str | None) -> EnergyMeter:
+    """The machine's meter, or the one that is named."""
+    if named is None:
+        return EnergyMeter()
+    sys.path.insert(0, "")  # a module beside the caller's files
+    try:
+        return EnergyMeter(open_meter(named))
+    except (OSError, ValueError, ImportError, AttributeError) as why:
+        reason = format_one_line(why, 120)
+        raise BadInput(
+            f"--meter {named!r} cannot be read ({reason}); give module:function, or a file that"
+            " holds the joules so far"
+        ) from why
+    finally:
+        sys.path.remove("")
 
 
 def read_shipped_figures(name: str, keys: Sequence[str]) -> ProfileFigures:

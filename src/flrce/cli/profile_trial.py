@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flrce.config.experiment import Experiment
 from flrce.core.types import LocalWork, Task
-from flrce.devices.costs import training_flops
+from flrce.devices.costs import count_step_traffic, training_flops
 from flrce.errors import BadInput
 from flrce.models.nets import PAPER_CNNS, build_network
 from flrce.simulation.build import build_data_and_model, choose_device
@@ -39,6 +39,8 @@ class SpeedTrial:
     sizes: tuple[int, ...] = FITTED_BATCH_SIZES
     others: tuple[int, ...] = TEST_BATCH_SIZES
     usual: int = 64  # samples a batch while power is measured
+    # operations of a step, bytes that they move whatever the batch, bytes of a sample; () unknown
+    traffic: tuple[float, ...] = ()
 
 
 def build_named_trial(name: str) -> SpeedTrial:
@@ -52,6 +54,7 @@ def build_named_trial(name: str) -> SpeedTrial:
         name,
         training_flops(net, shape),
         lambda size: build_step_function(trainer, x, y, 1.0, 0.0, size, chain),
+        traffic=count_step_traffic(net, shape),
     )
 
 

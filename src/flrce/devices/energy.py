@@ -2,8 +2,9 @@
 and Apple sensors.
 
 zeus (extra `energy`) knows each counter's quirks: RAPL registers that wrap, GPUs without an energy
-counter, Jetson rails of which only the total may be used. Where a machine has no counter, or zeus
-is not installed, energy is None and `EnergyMeter.why` says so in one line; nothing is guessed from
+counter, Jetson rails of which only the total may be used. A meter of the user's own goes before it;
+without zeus, RAPL, a Jetson's sensor and a discharging battery are read from /sys. Where a machine
+has none of them, energy is None and `EnergyMeter.why` says so in one line; nothing is guessed from
 a TDP.
 """
 
@@ -11,12 +12,11 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from flrce.errors import format_install_command
-
-if TYPE_CHECKING:  # a client that trains without torch measures too
-    pass
+from flrce_client.costs import read_energy_counters, subtract_counters
+from flrce_client.meter import JoulesReader, PowerSampler, find_power_sensor, get_own_meter
 
 T = TypeVar("T")
 NO_COUNTER_MESSAGE = (
@@ -44,14 +44,33 @@ class EnergyReading:
 
 
 class EnergyMeter:
-    """The machine's energy counters; `why` says what is missing, "" if nothing is."""
+    """The machine's energy counters, or a meter that returns the joules so far; `why` says what is
+    missing, "" if nothing is.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, read_joules: JoulesReader | None = None) -> None:
+        self.own = read_joules or get_own_meter()
+        self.seen: tuple[str, ...] = ("meter",) if self.own else ()
+        self.monitor: Any = None
+        self.why = ""
+        if not self.own:
+            self._open_machine_meter()
+
+    def _open_machine_meter(self) -> None:
+        """zeus's counters, or else what can be read without it."""
         self.monitor, self.why = _open_zeus_monitor()
-        self.seen: tuple[str, ...] = ()
         if self.monitor:
             self.seen = tuple(name for name, _ in self.measure(lambda: None)[1].counters)
             self.why = "" if self.seen else NO_COUNTER_MESSAGE
+        if self.seen:
+            return
+        sensor = find_power_sensor()
+        if read_energy_counters():
+            self.own, self.seen = make_counter_reader(), ("cpu",)
+        elif sensor:
+            self.own, self.seen = PowerSampler(sensor[1]), (sensor[0],)
+        if self.own:
+            self.monitor, self.why = None, ""
 
     def measure(self, work: Callable[[], T]) -> tuple[T, EnergyReading]:
         """Do the work; its result, and what it took. Counters count the whole machine, so let
@@ -61,6 +80,7 @@ class EnergyMeter:
         wait = torch is not None and torch.cuda.is_available()  # for kernels under way
         if self.monitor:
             self.monitor.begin_window("work", sync_execution=wait)
+        start = self.own() if self.own else 0.0
         began, window = perf_counter(), None
         try:
             result = work()
@@ -68,11 +88,28 @@ class EnergyMeter:
             if self.monitor:
                 self.monitor.end_window("work", sync_execution=False, cancel=True)
             raise
+        if self.own:
+            joules = max(self.own() - start, 0.0)
+            return result, EnergyReading(perf_counter() - began, ((self.seen[0], joules),))
         if self.monitor:
             window = self.monitor.end_window("work", sync_execution=wait)
         return result, EnergyReading(
             perf_counter() - began, extract_counters(window) if window else ()
         )
+
+
+def make_counter_reader() -> JoulesReader:
+    """The processor's joules since now; its registers wrap, so that it is asked now and then."""
+    last, joules = read_energy_counters(), 0.0
+
+    def read_joules() -> float:
+        nonlocal last, joules
+        now = read_energy_counters()
+        joules += subtract_counters(last, now) or 0.0
+        last = now
+        return joules
+
+    return read_joules
 
 
 def extract_counters(window: Any) -> tuple[tuple[str, float], ...]:

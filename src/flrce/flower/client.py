@@ -38,15 +38,19 @@ from flrce_client.flower import (
     restore_model,
     write_lost_reply,
 )
+from flrce_client.meter import JoulesReader, use_meter
 
 __all__ = ["Local", "client_app", "compress_with_torch", "get_client_name", "introduce"]
 
 
-def client_app(load: Callable[[Context], Local]) -> ClientApp:
+def client_app(load: Callable[[Context], Local], meter: JoulesReader | None = None) -> ClientApp:
     """A ClientApp that does whatever task it is sent: epochs, proximal term, sub-models, freezing,
-    any compressor.
+    any compressor. Joules are those of `meter`, a function that returns the joules so far; without
+    it, of what FLRCE_METER names, or of the machine's counters.
     """
     register_installed_pieces()
+    if meter is not None:
+        use_meter(meter)
     app = ClientApp()
     tracing = TracingLock()
     runners = RunnerCache(tracing)
