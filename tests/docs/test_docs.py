@@ -131,7 +131,7 @@ def test_the_reference_names_what_there_is() -> None:
         pydoc.resolve(name)
 
 
-RENAMED = "## Names that changed in 0.2"
+RENAMED = "# Names that changed in 0.2"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_page)
@@ -144,8 +144,8 @@ def test_dotted_names_can_be_imported(page: Path) -> None:
 
 
 def renamed() -> Iterator[tuple[str, str]]:
-    """(old, new) as the tables of extending.md have them, in the order of each cell."""
-    text = (DOCS / "extending.md").read_text().partition(RENAMED)[2]
+    """(old, new) as the tables of renames.md have them, in the order of each cell."""
+    text = (DOCS / "renames.md").read_text().partition(RENAMED)[2]
     for line in text.splitlines():
         cells = [re.findall(r"`([^`]+)`", cell) for cell in line.split("|")[1:-1]]
         if cells and cells[-1]:
@@ -179,6 +179,15 @@ def written() -> list[tuple[str, str]]:
         for i, line in enumerate(block.text.splitlines(), 1)
         if re.match(r"\s*(\$ )?flrce ", line)
     ]
+
+
+def test_the_tables_of_methods_are_those_of_the_base_classes() -> None:
+    """Written anew by `python docs/scripts/roles.py`."""
+    roles = script("roles")
+    text = roles.PAGE.read_text()
+    assert text == roles.render_page(text)
+    assert "| must | `select(state, view, rng)` |" in text
+    assert "| may | `ends_training(state)` |" in text
 
 
 def test_commands_that_are_only_shown_exist() -> None:
