@@ -10,13 +10,12 @@ import torch
 
 from flrce import Compressor
 from flrce.config.experiment import Experiment
-from flrce.core.forecast import count_model_bytes
+from flrce.core.forecast import count_model_bytes, estimate_upload_bytes
 from flrce.core.loop import make_initial_state, rounds
 from flrce.core.payload_bytes import count_bytes, count_value_bytes
 from flrce.core.payloads import make_encoding_stream
 from flrce.core.pieces import NoCompression
 from flrce.core.types import Payload, PendingTask, Reply, Task
-from flrce.core.upload_estimates import estimate_upload_bytes
 from flrce.errors import BadInput
 from flrce.methods.catalogue import recipes
 from flrce.methods.compression.buffers import count_floats

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from flrce import LocalTrainer
 from flrce.config.experiment import Experiment
 from flrce.core import loop
-from flrce.core.async_state import AsyncState
-from flrce.core.pieces import NoCompression
-from flrce.core.state_packing import (
+from flrce.core.async_state import (
+    AsyncState,
     IncompatiblePiece,
     apply_changes,
     find_changes,
     pack_pending_tasks,
     unpack_pending_tasks,
 )
+from flrce.core.pieces import NoCompression
 from flrce.core.types import LocalWork, PendingTask, Portion, Task
 from flrce.errors import BadInput
 from flrce.methods.catalogue import recipes

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from flrce import Experiment
+from flrce.core.diagnostics import count_trusted_conflicts, find_muted_clients, flag_updates
 from flrce.core.linalg import gram_matrix
 from flrce.core.roles import RoundView
-from flrce.core.trust import count_trusted_conflicts, find_muted_clients, flag_updates
 from flrce.core.types import ClientCost, RoundRecord, Task
 from flrce.methods.aggregation.fleet_clip import FleetClip
 from flrce.methods.catalogue.recipes import CATALOGUE

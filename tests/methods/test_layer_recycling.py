@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from flrce.config.experiment import Experiment
+from flrce.core.async_state import apply_changes, find_changes
 from flrce.core.pieces import MalformedPayload, ServerSGD
 from flrce.core.roles import RoundView
-from flrce.core.state_packing import apply_changes, find_changes
 from flrce.core.types import Payload, RoundEvent, Task, Updates
 from flrce.errors import BadInput
 from flrce.flower.wire import read_piece, write_piece

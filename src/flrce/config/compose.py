@@ -10,8 +10,8 @@ from typing import Any
 
 from flrce.config.recipe_names import DEFAULT_RECIPE
 from flrce.core.bounds import SettingsSchema, format_value, get_schema, make_schema
+from flrce.core.piece_checks import explain_renamed_method
 from flrce.core.pieces import Recipe
-from flrce.core.renamed_methods import explain_renamed_method
 from flrce.core.roles import ROLES, explain_wrong_role
 from flrce.core.user_code import has_member, import_object, validate_factory
 from flrce.devices.cost_models import CostModel

@@ -4,17 +4,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from flrce.core.costs import book_costs
-from flrce.core.downloads import acknowledge_downloads
 from flrce.core.engine import Engine
 from flrce.core.evaluation import add_client_evaluations, validate_client_metrics
 from flrce.core.fleet_state import add_carbon, update_batteries
 from flrce.core.gate import collect_client_states, validate_replies
-from flrce.core.pending import DueTasks, collect_due, list_reply_ages
+from flrce.core.pending import DueTasks, acknowledge_downloads, collect_due, list_reply_ages
 from flrce.core.pieces import Recipe
 from flrce.core.planning import describe_round
 from flrce.core.record import RoundCosts
-from flrce.core.summed_updates import average_client_metrics, average_updates
 from flrce.core.types import (
     ClientCost,
     ClientRecord,
@@ -116,3 +116,29 @@ def make_record(
         began=plan.began,
         costs=costs,
     )
+
+
+def average_updates(updates: Updates) -> Updates:
+    """One row: the mean update by samples and the samples of all; `k` still says who took part."""
+    n = updates.n
+    total = torch.zeros_like(updates.U[0], dtype=torch.float64)
+    for row in range(len(updates.U)):
+        total.add_(updates.U[row].double(), alpha=float(n[row]))
+    mean = (total / n.sum()).to(updates.U.dtype)
+    return Updates(
+        updates.k, mean[None], n.sum()[None], updates.trainable, age=updates.age, base=updates.base
+    )
+
+
+def average_client_metrics(record: RoundRecord) -> RoundRecord:
+    """The record with one figure of the model: the mean over the hold-outs' samples."""
+    known = [
+        (value, n)
+        for value, n in zip(record.evaluation.holdouts, record.evaluation.held, strict=True)
+        if value is not None
+    ]
+    if not known:
+        return replace(record, evaluation=replace(record.evaluation, holdouts=(), held=()))
+    samples = sum(n for _, n in known)
+    mean = sum(value * n for value, n in known) / samples
+    return replace(record, evaluation=replace(record.evaluation, holdouts=(mean,), held=(samples,)))

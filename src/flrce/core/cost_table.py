@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from flrce.core.clock import list_end_times, replay_clock
 from flrce.core.energy_basis import BASIS_FIELDS, NETWORK_FIELD
-from flrce.core.record import FLAT_FIELDS, RoundRecord
+from flrce.core.record import FLAT_FIELDS, RoundRecord, list_end_times, replay_clock
 
 if TYPE_CHECKING:  # which imports torch, and the command line reads this table at its start
     from flrce.core.types import ClientCost

@@ -15,17 +15,15 @@ from flrce.core import device_transfer
 from flrce.core.buffers import free_unused_buffers
 from flrce.core.checked_replies import CheckedReplies, check_and_book
 from flrce.core.costs import bill_evaluation
-from flrce.core.diagnostics import add_diagnostics
+from flrce.core.diagnostics import add_diagnostics, add_figures, find_shadow_stops
 from flrce.core.engine import Engine
 from flrce.core.evaluation import evaluate_model
-from flrce.core.figures import add_figures
 from flrce.core.fleet_state import add_carbon, initial_fleet_state
 from flrce.core.forecast import estimate_inquiries
 from flrce.core.memory_limits import check_memory
 from flrce.core.pending import collect_replies
 from flrce.core.pieces import Recipe
 from flrce.core.planning import plan_round
-from flrce.core.shadow_stops import find_shadow_stops
 from flrce.core.types import (
     ClientRecord,
     Round,

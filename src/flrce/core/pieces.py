@@ -14,9 +14,7 @@ from torch import Tensor
 
 from flrce.core.bounds import LearningRate, find_problem
 from flrce.core.downlink import DENSE_DOWNLOAD
-from flrce.core.misplaced_links import has_links
-from flrce.core.nested_state import explain_forgotten_state
-from flrce.core.renamed_methods import explain_renamed_method
+from flrce.core.piece_checks import explain_forgotten_state, explain_renamed_method, has_links
 from flrce.core.roles import (
     ROLES,
     Aggregator,

@@ -7,15 +7,26 @@ from typing import Any
 from numpy.random import Generator
 from torch import Tensor
 
-from flrce.core.downloads import count_download_kinds, encode_downloads, find_inquiry_models
 from flrce.core.engine import Engine
-from flrce.core.fleet_state import reachable_clients, view_with_fleet_state
+from flrce.core.fleet_state import (
+    count_absent,
+    exclude_busy_clients,
+    get_sample_counts,
+    reachable_clients,
+    update_roster,
+    view_with_fleet_state,
+)
 from flrce.core.forecast import RoundRefused, check_budget, count_model_bytes
 from flrce.core.memory_limits import has_memory_for_clients
-from flrce.core.pending import dispatch, list_pending_tasks
+from flrce.core.pending import (
+    count_download_kinds,
+    dispatch,
+    encode_downloads,
+    find_inquiry_models,
+    list_pending_tasks,
+)
 from flrce.core.pieces import Recipe
 from flrce.core.roles import RoundView
-from flrce.core.roster import count_absent, exclude_busy_clients, get_sample_counts, update_roster
 from flrce.core.types import RoundPlan, Selection, State, Task
 from flrce.core.validation import validate_cohort_size, validate_selection
 from flrce.rng import RoundStreams, make_stream

@@ -17,6 +17,7 @@ from flrce.core.async_state import split_due_tasks
 from flrce.core.buffers import MAX_POOLED_TABLE_BYTES, allocate_tensor
 from flrce.core.downlink import HeldPart
 from flrce.core.engine import Engine
+from flrce.core.forecast import estimate_payload_bytes, estimate_upload_bytes
 from flrce.core.payload_bytes import count_value_bytes, limit_payload_bytes
 from flrce.core.pieces import MalformedPayload, NoCompression
 from flrce.core.types import (
@@ -32,7 +33,6 @@ from flrce.core.types import (
     RoundReplies,
     Task,
 )
-from flrce.core.upload_estimates import estimate_payload_bytes, estimate_upload_bytes
 from flrce.errors import BadInput
 from flrce.flower import classes
 from flrce.flower.arrays import ArrayTemplate, count_record_bytes, to_array_record

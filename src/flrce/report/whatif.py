@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from flrce.core.cost_table import COSTS
+from flrce.core.diagnostics import SHADOW_THRESHOLDS
 from flrce.core.roles import StopRule
-from flrce.core.shadow_stops import SHADOW_THRESHOLDS
 from flrce.core.types import ClientCost, RoundRecord
 from flrce.errors import BadInput, suggest_name
 from flrce.methods.catalogue.recipes import RELATIONSHIP_PRESETS, STOP_PRESETS, flrce

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from torch import nn
 
 from flrce.core.downlink import estimate_download_bytes
+from flrce.core.forecast import estimate_upload_bytes
 from flrce.core.payload_bytes import (
     EVALUATION_FIGURES_BYTES,
     REPLY_FIGURES_BYTES,
@@ -17,7 +18,6 @@ from flrce.core.payload_bytes import (
     count_value_bytes,
 )
 from flrce.core.types import ClientCost, PendingTask, Reply, Task
-from flrce.core.upload_estimates import estimate_upload_bytes
 from flrce.data.federation import Federation
 from flrce.devices.cost_models import ClientLoad, CostModel, price_loads
 from flrce.devices.costs import DeviceProfile, count_step_traffic, inference_flops, training_flops

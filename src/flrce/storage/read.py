@@ -16,9 +16,8 @@ from annotated_types import Ge
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from flrce.core.clock import fill_start_times
 from flrce.core.cost_table import add_cost_row
-from flrce.core.record import FLAT_FIELDS, GROUPS, RoundRecord
+from flrce.core.record import FLAT_FIELDS, GROUPS, RoundRecord, fill_start_times
 from flrce.errors import BadInput, format_one_line
 from flrce.storage.ledger_lines import MAX_MAPPED_CLIENTS
 from flrce.storage.manifest import known_marks

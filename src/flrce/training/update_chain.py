@@ -15,7 +15,7 @@ from typing import Any, SupportsFloat
 
 from torch import Tensor
 
-from flrce.core.renamed_methods import explain_renamed_method
+from flrce.core.piece_checks import explain_renamed_method
 from flrce.errors import BadInput
 from flrce.training.links import Batch, ClientContext, Link, NamedTensors, explain_wrong_link
 from flrce.training.optimizers import (
