@@ -15,7 +15,7 @@ from torch import nn
 from flower_helpers import plain_app, start
 from flrce.devices import power_supply
 from flrce.flower import FLrce, Local, LocalGrid, RecipeStrategy, client, client_app, introduce
-from flrce.flower.client_reports import ClientReports
+from flrce.flower.client_metrics import ClientReports
 from flrce.flower.engine import FlowerEngine
 from flrce.flower.options import FlowerOptions
 from flrce.methods.catalogue import recipes

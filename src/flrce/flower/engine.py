@@ -39,13 +39,12 @@ from flrce.flower.arrays import ArrayTemplate, count_record_bytes, to_array_reco
 from flrce.flower.client_metrics import (
     LOSS_KEYS,
     PERCENT_SCALE,
+    ClientReports,
     explain_implausible_metric,
     find_accuracy_scale,
 )
-from flrce.flower.client_reports import ClientReports
-from flrce.flower.evaluation import Evaluator
+from flrce.flower.evaluation import Evaluator, InquiryTracker
 from flrce.flower.held_models import LOST_BASE_ERROR, HeldModelTracker
-from flrce.flower.inquiries import InquiryTracker
 from flrce.flower.measured_costs import MeasuredCosts
 from flrce.flower.messages import MessageQueue, explain_failure
 from flrce.flower.nodes import LOSS_QUERY, NODE_UNAVAILABLE_CODE, ConnectedClient, NodeRegistry

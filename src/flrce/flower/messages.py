@@ -8,7 +8,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from flrce.errors import format_one_line
-from flrce.flower.legacy import explain_legacy_client
+from flrce.flower.versions import explain_legacy_client
 
 POLL_DELAY_RATIO = 0.02  # share of the time waited so far by which an answer may be noticed late
 MAX_POLL_SECONDS = 1.0  # seconds between two looks for answers, at most

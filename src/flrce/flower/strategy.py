@@ -30,7 +30,6 @@ from flrce.flower.folder import format_settings, read_setting
 from flrce.flower.guarded_strategy import GuardedEngine
 from flrce.flower.hooks import OpenRound, list_overridden_hooks, run_hooked_round
 from flrce.flower.json_log import use_json_log_if_asked
-from flrce.flower.legacy import refuse_unknown_arguments
 from flrce.flower.options import (
     EvaluateFunction,
     FlowerOptions,
@@ -40,7 +39,7 @@ from flrce.flower.options import (
     require_count,
 )
 from flrce.flower.session import Result, Session
-from flrce.flower.versions import warn_about_version
+from flrce.flower.versions import refuse_unknown_arguments, warn_about_version
 from flrce.flower.wire import SAMPLES_KEY
 from flrce.methods.catalogue import recipes
 from flrce.methods.stopping.budget import AnyOf, CostBudget
