@@ -303,8 +303,8 @@ def check_row(row: Row, built: Simulation) -> dict[str, Any]:
     tasks = [slot.runner.prepare_task(*order) for order in orders]
     worst = 0.0
     for task, reply in zip(tasks, replies, strict=True):
-        alone = slot.scheduler.train_and_reply(task, {}).payload["u"].cpu()
-        batched = reply.payload["u"].cpu()
+        alone = slot.scheduler.train_and_reply(task, {}).payload.buffers["u"].cpu()
+        batched = reply.payload.buffers["u"].cpu()
         worst = max(worst, float((batched - alone).norm() / alone.norm()))
     return {"distance": worst}
 
