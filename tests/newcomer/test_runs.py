@@ -16,7 +16,7 @@ import pytest
 
 from flrce.cli import run_folders
 from flrce.cli.cli import main
-from flrce.cli.terminal import format_aggregate
+from flrce.cli.run import format_entry
 from flrce.cli.verify import compare_run_files
 from flrce.config.experiment import Experiment
 from flrce.data.sources import load_source
@@ -256,9 +256,9 @@ def test_the_start_is_shown_and_can_be_left(here):
 
 def test_few_seeds_are_shown_as_what_they_are():
     entry = {"mean": 93.5, "half": 82.6, "n": 2, "low": 87.0, "high": 100.0}
-    assert format_aggregate(entry, 1, 0) == "87 to 100"
-    assert format_aggregate(entry | {"low": 100.0, "mean": 100.0, "half": 0.0}, 1, 0) == "100"
-    assert format_aggregate(entry | {"n": 3, "half": 1.5}) == "93.5 ± 1.5"
+    assert format_entry(entry, 0) == "87 to 100"
+    assert format_entry(entry | {"low": 100.0, "mean": 100.0, "half": 0.0}, 0) == "100"
+    assert format_entry(entry | {"n": 3, "half": 1.5}, 1) == "93.5 ± 1.5"
 
 
 def test_a_folder_that_cannot_be_made_is_told_of_without_a_round_to_keep(here, capsys):

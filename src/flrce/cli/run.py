@@ -9,11 +9,12 @@ from typing import Any
 
 from flrce.cli import run_folders
 from flrce.cli.options import device_override, load_experiment, parse_seeds
-from flrce.cli.terminal import ProgressDisplay, format_aggregate, print_table
+from flrce.cli.terminal import ProgressDisplay, print_table
 from flrce.config.experiment import Experiment
 from flrce.config.recipe_names import DEFAULT_RECIPE
 from flrce.core.cost_table import COSTS, Cost, list_spent_costs
 from flrce.core.energy_basis import describe_basis, describe_joules
+from flrce.core.intervals import ConfidenceInterval
 from flrce.core.user_code import trust_record
 from flrce.errors import BadInput, Diverged, UnfinishedRun
 from flrce.simulation import runs
@@ -22,6 +23,11 @@ from flrce.storage import metric_format as words
 #: costs that stand in every result table -> scale and heading
 BRIEF_COLUMNS = {"rounds": (1.0, "rounds"), "bytes": (1e6, "MB"), "joules": (1.0, "joules")}
 EFFICIENCY_COLUMNS = {"computation_efficiency": "acc/kJ", "communication_efficiency": "acc/GB"}
+
+
+def format_entry(entry: Mapping[str, Any], digits: int, unit: float = 1.0) -> str:
+    """An entry of summary.json as every table shows an interval, in a unit."""
+    return ConfidenceInterval(**entry).divide_by(unit).format_interval(digits)
 
 
 @dataclass(frozen=True)
@@ -34,7 +40,7 @@ class ResultColumn:
     digits: int = 2
 
     def format_cell(self, aggregate: Mapping[str, Any]) -> str:
-        return format_aggregate(aggregate[self.figure], self.scale, self.digits)
+        return format_entry(aggregate[self.figure], self.digits, 1 / self.scale)
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,7 @@ class FigureColumn:
 
     def format_cell(self, aggregate: Mapping[str, Any]) -> str:
         entry = aggregate.get("figures", {}).get(self.heading)
-        return "--" if entry is None else format_aggregate(entry, digits=3)
+        return "--" if entry is None else format_entry(entry, 3)
 
 
 def build_result_table(

@@ -6,7 +6,7 @@ import math
 import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -265,16 +265,3 @@ def _is_number(cell: str) -> bool:
             r"[-+]?[\d.,]+(e[-+]?\d+)?( (±|to) [\d.,]+)?|--|yes|no|\d+ of \d+", cell.strip()
         )
     )
-
-
-def format_aggregate(entry: Mapping[str, Any], scale: float = 1.0, digits: int = 1) -> str:
-    """Mean ± half-width, scaled; the range of whole numbers (no digits), and of two: their interval
-    says nothing.
-    """
-    if entry["mean"] is None:
-        return "--"
-    if entry.get("low") is not None and (digits == 0 or entry.get("n") == 2):
-        low, high = (f"{entry[end] * scale:.{digits}f}" for end in ("low", "high"))
-        return low if low == high else f"{low} to {high}"
-    half = f" ± {entry['half'] * scale:.{digits}f}" if entry["half"] is not None else ""
-    return f"{entry['mean'] * scale:.{digits}f}{half}"

@@ -184,9 +184,6 @@ def build_run_view(run: RecordedRun, owner: str, ends: float | None, last: float
     T, done, committed = get_planned_rounds(run), len(run.committed_rounds), run.committed_rounds
     state = describe_run_state(run, owner)
     metric = str(run.summary["metric"])
-    chosen = Counter(client for h in run.rounds for client in h.chosen)
-    refused = [(h.t, client, reason) for h in run.rounds for client, reason in h.rejected.items()]
-    newest = run.rounds[-1] if run.rounds else None
     data = run.experiment.get("data", {})
     return {
         "folder": str(run.folder),
@@ -214,31 +211,46 @@ def build_run_view(run: RecordedRun, owner: str, ends: float | None, last: float
         "conflicts": sample_curve(committed, run.count_conflicts),
         "psi": run.psi,
         "headway": sample_curve(committed, lambda h: h.headway),
-        "round": None
-        if newest is None
-        else {
-            "t": newest.t,
-            "outcome": newest.outcome,
-            "exploit": newest.exploit,
-            "phase": get_phase(newest),
-            "count": len(newest.chosen),
-            "chosen": list(newest.chosen[:MAX_LISTED_CLIENTS]),
-            "replied": len(newest.replied),
-            "rejected": len(newest.rejected),
-            "reach": describe_round_reach(newest, len(run.roster)),
-        },
-        "trained": [[client, n] for client, n in chosen.most_common(MAX_LISTED_CLIENTS)],
-        "waiting": max(len(run.roster) - len(chosen), 0),
-        "refused": [list(each) for each in refused[-MAX_LISTED_CLIENTS:][::-1]],
-        "refusals": len(refused),
+        "round": describe_newest_round(run),
+        **list_clients(run),
         "abandoned": sum(h.outcome == "abandoned" for h in run.rounds),
         "spent": sum_costs(run.rounds),
         "evaluation": sum(h.bytes_evaluation for h in run.rounds),
         "energy": run.summary["energy"],
         "price": compute_recent_price(run.rounds, metric),
         "budget": compute_remaining_budgets(run),
-        "stop": newest.stop if newest else "",
+        "stop": run.rounds[-1].stop if run.rounds else "",
         "notes": list_run_notes(run, state),
+    }
+
+
+def describe_newest_round(run: RecordedRun) -> dict[str, Any] | None:
+    """The last round: its clients, and what came back."""
+    if not run.rounds:
+        return None
+    newest = run.rounds[-1]
+    return {
+        "t": newest.t,
+        "outcome": newest.outcome,
+        "exploit": newest.exploit,
+        "phase": get_phase(newest),
+        "count": len(newest.chosen),
+        "chosen": list(newest.chosen[:MAX_LISTED_CLIENTS]),
+        "replied": len(newest.replied),
+        "rejected": len(newest.rejected),
+        "reach": describe_round_reach(newest, len(run.roster)),
+    }
+
+
+def list_clients(run: RecordedRun) -> dict[str, Any]:
+    """Who trained how often, who has not yet, and the rejected replies, the newest first."""
+    chosen = Counter(client for h in run.rounds for client in h.chosen)
+    refused = [[h.t, client, reason] for h in run.rounds for client, reason in h.rejected.items()]
+    return {
+        "trained": [[client, n] for client, n in chosen.most_common(MAX_LISTED_CLIENTS)],
+        "waiting": max(len(run.roster) - len(chosen), 0),
+        "refused": refused[-MAX_LISTED_CLIENTS:][::-1],
+        "refusals": len(refused),
     }
 
 

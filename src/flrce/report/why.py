@@ -1,6 +1,6 @@
 """Why a run went as it did, in sentences with the numbers: a round, a client, the stop."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,7 +9,7 @@ from flrce.core.record import format_figures
 from flrce.core.types import RoundRecord
 from flrce.errors import BadInput, suggest_name
 from flrce.report.cost_per_point import list_courses
-from flrce.report.endings import explain_stop_reason, get_stop_criterion
+from flrce.report.endings import explain_stop_reason, get_planned_rounds, get_stop_criterion
 from flrce.report.run_detail import rebuild_relationship_map, sum_client_costs
 from flrce.report.scores import compute_scores_before, recover_selection_draw
 from flrce.report.selection import describe_reach, describe_selection
@@ -88,18 +88,14 @@ def explain_round(run: RecordedRun, t: int) -> Explanation:
             f"{head}: {', '.join(text for text, _ in chosen)}.",
             chosen=[entry for _, entry in chosen],
         )
-    if h.rejected:
+    for head, key in (("Did not count", "rejected"), ("Counted, but looked odd", "flagged")):
+        reasons: Mapping[str, str] = getattr(h, key)
         told = "; ".join(
             f"{escape_unprintable(client)}: {escape_unprintable(reason)}"
-            for client, reason in h.rejected.items()
+            for client, reason in reasons.items()
         )
-        answer.add_sentence(f"Did not count: {told}.", rejected=dict(h.rejected))
-    if h.flagged:
-        told = "; ".join(
-            f"{escape_unprintable(client)}: {escape_unprintable(reason)}"
-            for client, reason in h.flagged.items()
-        )
-        answer.add_sentence(f"Counted, but looked odd: {told}.", flagged=dict(h.flagged))
+        if told:
+            answer.add_sentence(f"{head}: {told}.", **{key: dict(reasons)})
     if h.doubted:
         told = ", ".join(
             f"{escape_unprintable(client)} ({share:.2g})" for client, share in h.doubted.items()
@@ -315,75 +311,79 @@ def _describe_stop(run: RecordedRun, T: int) -> str:
 
 def explain_run_end(run: RecordedRun) -> Explanation:
     """Why the run ended when it did."""
-    answer, T = Explanation(), int(run.experiment.get("rounds", 100))
+    answer = Explanation()
     if not run.rounds:
         answer.add_sentence("No round is committed yet.")
         return answer
-    last = run.rounds[-1]
-    if last.stop:
-        answer.add_sentence(
-            _describe_stop(run, T), stop=last.stop, rounds=len(run.committed_rounds)
-        )
-    else:
-        whole = f"No rule stopped the run: it went through all {T} rounds."
-        part = f"The run is unfinished: {len(run.committed_rounds)} of {T} rounds are committed."
-        answer.add_sentence(
-            whole if len(run.committed_rounds) >= T else part,
-            stop="",
-            rounds=len(run.committed_rounds),
-        )
-    if reach := describe_reach(run):
-        answer.add_sentence(reach)
-    exploits = [h for h in run.committed_rounds if h.exploit]
+    _explain_stop(run, answer)
     for rule in run.stop_rules:
         if text := rule.explain(run.committed_rounds):
             answer.add_sentence(text)
     for course in list_courses(run):
-        last_look = {course.name: course.values[-1], course.limit_name: course.limits[-1]}
-        answer.facts.update(last_look)
+        answer.facts[course.name] = course.values[-1]
+        answer.facts[course.limit_name] = course.limits[-1]
+    _explain_conflict_limit(run, answer)
+    _explain_final_model(run, answer)
+    for note in collect_run_notes(run):
+        answer.add_sentence(f"Note: {note}.")
+    return answer
+
+
+def _explain_stop(run: RecordedRun, answer: Explanation) -> None:
+    """Whether a rule ended the run, and how many clients could be reached."""
+    stop, rounds, T = run.rounds[-1].stop, len(run.committed_rounds), get_planned_rounds(run)
+    if stop:
+        text = _describe_stop(run, T)
+    elif rounds >= T:
+        text = f"No rule stopped the run: it went through all {T} rounds."
+    else:
+        text = f"The run is unfinished: {rounds} of {T} rounds are committed."
+    answer.add_sentence(text, stop=stop, rounds=rounds)
+    if reach := describe_reach(run):
+        answer.add_sentence(reach)
+
+
+def _explain_conflict_limit(run: RecordedRun, answer: Explanation) -> None:
+    """How near the run came to its limit psi, and where other limits would have ended it."""
+    answer.facts.update(psi=run.psi, shadow_stops=run.summary["shadow_stops"])
     if run.psi is None:
-        answer.facts["psi"] = None
-    elif not exploits:
+        return
+    exploits = [h for h in run.committed_rounds if h.exploit]
+    if not exploits:
         answer.add_sentence(
-            f"The limit psi = {run.psi:g} was never tested: no round chose by what is known.",
-            psi=run.psi,
+            f"The limit psi = {run.psi:g} was never tested: the run had no exploit round."
         )
     else:
         top = max(exploits, key=run.count_conflicts)
+        most = run.count_conflicts(top)
         answer.add_sentence(
-            f"Its rule ends a run once a chosen client has psi = {run.psi:g} peers whose updates"
-            f" pull against its own; the most in the {len(exploits)} rounds that chose by what is"
-            f" known were {run.count_conflicts(top):.2f}, in round {top.t}.",
-            psi=run.psi,
-            most=run.count_conflicts(top),
+            f"Its rule stops the run when a chosen client conflicts with psi = {run.psi:g} peers on"
+            f" average; the most in {len(exploits)} exploit rounds were {most:.2f}, in round"
+            f" {top.t}.",
+            most=most,
             most_round=top.t,
             exploit_rounds=len(exploits),
         )
-    firsts = run.summary["shadow_stops"]
-    answer.facts["shadow_stops"] = firsts
-    if firsts and run.psi is not None:
+    if firsts := run.summary["shadow_stops"]:
         told = ", ".join(f"{psi} in round {t}" for psi, t in firsts.items())
-        answer.add_sentence(f"Other limits psi would have ended it: {told}.")
-    end = get_summary_values(run)
-    metric = str(run.summary.get("metric", "accuracy"))
+        answer.add_sentence(f"Other limits psi would have stopped it: {told}.")
+
+
+def _explain_final_model(run: RecordedRun, answer: Explanation) -> None:
+    """The metric of the final model, beside the last one and a constant prediction."""
+    end, metric = get_summary_values(run), str(run.summary.get("metric", "accuracy"))
     value, other = end["accuracy"], run.summary.get("value_last", end["accuracy_last"])
     if value is not None:
-        both = (
-            ""
-            if other is None or other == value
-            else f" (the last model: {words.format_metric_value(metric, other)})"
-        )
-        said = (
+        last = f" (the last model: {words.format_metric_value(metric, other)})"
+        text = (
             f"{words.format_metric_name(metric)} of the final model:"
-            f" {words.format_metric_value(metric, value)}{both}."
+            f" {words.format_metric_value(metric, value)}"
         )
-        answer.add_sentence(said, **{metric.replace("-", "_"): value})
+        text += "" if other in (None, value) else last
+        answer.add_sentence(f"{text}.", **{metric.replace("-", "_"): value})
     if figures := run.summary.get("figures"):
         answer.add_sentence(
             f"Figures of the pieces at the end: {format_figures(figures)}.", figures=figures
         )
     if constant := describe_baseline(run):
         answer.add_sentence(f"For comparison: {constant}.")
-    for note in collect_run_notes(run):
-        answer.add_sentence(f"Note: {note}.")
-    return answer
