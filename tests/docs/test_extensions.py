@@ -4,16 +4,20 @@ say, everywhere.
 
 import importlib
 import json
+import math
 import re
 import sys
 import tomllib
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from flrce.config.experiment import Experiment
+from flrce.core.types import Updates
 from flrce.errors import BadInput
 from flrce.methods import registry
 from flrce.models.flat import make_layout, pack_model
@@ -249,6 +253,38 @@ def test_feddyn_s_server_by_hand():
     made, memory = server.step(w, target, updates(torch.arange(2), U, torch.ones(2), 2), memory)
     assert memory.h.tolist() == [-0.5, -0.25]  # -0.5 (1 + 3) / 4, -0.5 (0 + 2) / 4
     assert made.tolist() == [3.0, 1.5, 9.0]  # (2, 1) + (0.5, 0.25) / 0.5
+
+
+def test_powersgd_of_a_matrix_of_its_rank_is_exact():
+    """A rank-1 matrix of 4 x 6 and a vector of 3: 2 (4 + 6) and 3 floats travel."""
+    code = importlib.import_module("powersgd").LowRank(2)
+    matrix = torch.outer(torch.arange(1.0, 5), torch.arange(6.0) - 2).reshape(-1)
+    u, layout = torch.cat([matrix, torch.tensor([1.0, 2.0, 3.0])]), [("a", 24), ("b", 3)]
+    payload, _ = code.encode(u, layout, np.random.default_rng(0), {})
+    assert payload.nbytes == code.estimate_bytes(layout, None) == 4 * (20 + 3)
+    torch.testing.assert_close(code.decode(payload, layout, None), u)
+
+
+def test_mifa_counts_those_who_are_not_there():
+    """Client 0 sent 4 in round 1, client 1 sends 2 in round 2: w + (4 + 2) / 2."""
+    mifa = importlib.import_module("mifa")
+    rule = mifa.LastUpdates()
+    state = rule.initial_state(3, 1, 1)
+    state.updates[0], state.seen[0] = 4.0, True
+    updates = Updates(torch.tensor([1]), torch.tensor([[2.0]]), torch.ones(1).double(), 1)
+    assert rule(torch.tensor([10.0]), updates, state).tolist() == [13.0]
+    assert state.seen.tolist() == [True, False, False]  # until the round is committed
+
+
+def test_fedntd_s_term_by_hand():
+    """Outputs of the wrong classes (0, log 3) and (0, 0): KL of (1/2, 1/2) from (1/4, 3/4)."""
+    fedntd = importlib.import_module("fedntd")
+    out = torch.tensor([[5.0, 0.0, math.log(3)]])
+    batch = SimpleNamespace(
+        out=out, y=torch.tensor([0]), forward_at=lambda at: (torch.zeros(1, 3), None)
+    )
+    term = fedntd.NotTrueDistillation(2.0).loss_term(batch, {"start": None})
+    assert term.tolist() == pytest.approx([2 * (math.log(2) + math.log(2 / 3)) / 2])
 
 
 def test_fedbn_keeps_its_norms(plain):
