@@ -33,13 +33,13 @@ from flrce.devices.carbon import (
 )
 from flrce.devices.costs import DeviceProfile
 from flrce.devices.fleet_model import build_fleet_dynamics
-from flrce.devices.power_supply import get_battery_metric, read_battery_level
 from flrce.devices.traces import TraceAvailability
 from flrce.errors import BadInput
 from flrce.methods.catalogue import recipes
 from flrce.methods.pacing.clean_hours import CleanHours
 from flrce.methods.selection.cleanest import LowCarbonSelector
 from flrce.simulation import runs
+from flrce_client.power_supply import get_battery_metric, read_battery_level
 from stub_engine import StubEngine
 
 NAMES = ("a", "b", "c", "d", "e")

@@ -13,12 +13,12 @@ from flwr.app import ArrayRecord
 from torch import nn
 
 from flower_helpers import plain_app, start
-from flrce.devices import power_supply
 from flrce.flower import FLrce, Local, LocalGrid, RecipeStrategy, client, client_app, introduce
 from flrce.flower.client_metrics import ClientReports
 from flrce.flower.engine import FlowerEngine
 from flrce.flower.options import FlowerOptions
 from flrce.methods.catalogue import recipes
+from flrce_client import power_supply
 
 NODES = 4
 

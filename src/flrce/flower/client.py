@@ -13,7 +13,6 @@ from torch import Tensor
 
 from flrce.core.payloads import fingerprint_model
 from flrce.core.types import ClientEvaluation, Reply, Task
-from flrce.devices.power_supply import get_battery_metric
 from flrce.flower import classes
 from flrce.flower.arrays import ArrayTemplate
 from flrce.flower.local_training import Local, RunnerCache, TracingLock
@@ -39,6 +38,7 @@ from flrce_client.flower import (
     write_lost_reply,
 )
 from flrce_client.meter import JoulesReader, use_meter
+from flrce_client.power_supply import get_battery_metric
 
 __all__ = ["Local", "client_app", "compress_with_torch", "get_client_name", "introduce"]
 

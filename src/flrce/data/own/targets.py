@@ -23,13 +23,8 @@ def convert_targets(
     With `known` classes, integers are their codes.
     """
     told = _detect_kind(y, tokens, where) if kind == "auto" else kind
-    if (
-        kind == "auto"
-        and y.ndim == 2
-        and y.shape[1] > 1
-        and told in ("values", "labels")
-        and _is_one_hot(y)
-    ):
+    pooled = y.ndim == 2 and y.shape[1] > 1 and told in ("values", "labels")
+    if kind == "auto" and pooled and _is_one_hot(y):
         log.warning(
             "%s: every row of y has a single 1 and is taken as %d %s; if they are classes give"
             " y.argmax(1)",
@@ -40,24 +35,35 @@ def convert_targets(
     if told == "values":
         return _convert_values(y, where), (), "values"
     if told == "labels":
-        if y.ndim != 2 or not np.isin(y, (0, 1)).all():
-            raise BadInput(
-                f"{where} y must be (N, K) of 0 and 1 for several labels, got {y.dtype} {y.shape}"
-            )
-        return y.astype(np.uint8), tuple(map(str, range(y.shape[1]))), "labels"
+        return (*_convert_labels(y, where), "labels")
     if told == "tokens":
-        if (
-            y.dtype.kind not in "iu"
-            or y.ndim > 2
-            or (len(y) and y.min() < 0 and not _has_only_ignored(y))
-        ):
-            raise BadInput(
-                f"{where} y must hold next symbols as ids 0, 1, ... ({IGNORED_TARGET}: none), got"
-                f" {y.dtype} {y.shape}"
-            )
-        return y.astype(np.int64), tuple(map(str, range(int(y.max()) + 1))), "tokens"
-    if told != "classes":
-        raise BadInput(f"{where} kind {told!r} is unknown; use classes, values, tokens or labels")
+        return (*_convert_symbols(y, where), "tokens")
+    if told == "classes":
+        return (*_convert_classes(y, where, known), "classes")
+    raise BadInput(f"{where} kind {told!r} is unknown; use classes, values, tokens or labels")
+
+
+def _convert_labels(y: NDArray[Any], where: str) -> tuple[NDArray[np.uint8], tuple[str, ...]]:
+    if y.ndim != 2 or not np.isin(y, (0, 1)).all():
+        raise BadInput(
+            f"{where} y must be (N, K) of 0 and 1 for several labels, got {y.dtype} {y.shape}"
+        )
+    return y.astype(np.uint8), tuple(map(str, range(y.shape[1])))
+
+
+def _convert_symbols(y: NDArray[Any], where: str) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    whole = y.dtype.kind in "iu" and y.ndim <= 2
+    if not whole or (len(y) and y.min() < 0 and not _has_only_ignored(y)):
+        raise BadInput(
+            f"{where} y must hold next symbols as ids 0, 1, ... ({IGNORED_TARGET}: none), got"
+            f" {y.dtype} {y.shape}"
+        )
+    return y.astype(np.int64), tuple(map(str, range(int(y.max()) + 1)))
+
+
+def _convert_classes(
+    y: NDArray[Any], where: str, known: int
+) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     if y.ndim != 1:
         raise BadInput(
             f"{where} y must be one class a sample, got shape {y.shape}; for several at once give 0"
@@ -69,16 +75,13 @@ def convert_targets(
                 f"{where} has labels {y.min()} to {y.max()}, but {known} classes are named; name"
                 " them all"
             )
-        return y.astype(np.int64), tuple(map(str, range(known))), "classes"
+        return y.astype(np.int64), tuple(map(str, range(known)))
     if y.dtype.kind not in "biufOUS":
         raise BadInput(f"{where} y holds {y.dtype}; give classes as whole numbers or text")
-    lost = (
-        sum(value is None or value != value for value in y.tolist()) if y.dtype.kind == "O" else 0
-    )
-    if lost:
+    cells = y.tolist() if y.dtype.kind == "O" else []
+    if lost := sum(value is None or value != value for value in cells):
         raise BadInput(f"{where} y lacks {lost} of {len(y)} labels; drop those samples first")
-    codes, names = encode_classes(y, where)
-    return codes, names, "classes"
+    return encode_classes(y, where)
 
 
 def encode_classes(y: NDArray[Any], where: str) -> tuple[NDArray[np.int64], tuple[str, ...]]:

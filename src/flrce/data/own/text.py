@@ -9,8 +9,8 @@ import hashlib
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +40,22 @@ MORE, ANSWERS = ("input", "context"), ("response", "output")
 START, STOP = "<|im_start|>", "<|im_end|>"  # ChatML's marks of a turn
 
 
+@dataclass(frozen=True)
+class TextSample:
+    """A window of ids and what is learnt of it, whose it is, and whether it is for judging."""
+
+    owner: str  # "" where nothing names it
+    held: bool
+    x: TokenIds  # (length,)
+    y: TokenIds  # (length,)
+
+
 def from_text(
     path: Path | str,
     tokenizer: str,
     length: int = 128,
     most: int = 0,
     least: int = 0,
-    group: str = "",
-    test: str = "",
     name: str = "",
     **how: Any,
 ) -> Source:
@@ -57,50 +65,54 @@ def from_text(
     `group` names the key of a line's client, or several with commas between them; `test` the key
     that marks lines for judging.
     """
+    keys = (how.pop("group", ""), how.pop("test", ""))
     if how:
         raise BadInput(f"data.{min(how)} is not for text; drop it, or drop data.tokenizer")
     path, (tokens, ids) = Path(path), load_tokenizer(tokenizer)
     if length < 2:
         raise BadInput(f"data.length = {length}: a window needs 2 ids at least")
-    x: list[TokenIds] = []
-    y: list[TokenIds] = []
-    owners: list[str] = []
-    held: list[bool] = []
-    taken: dict[str, int] = {}
-    for owner, judged, (asked, answers) in _iter_samples(path, tokens, length, group, test):
-        if most and taken.get(owner, 0) >= most:
-            continue
-        taken[owner] = taken.get(owner, 0) + 1
-        x.append(asked)
-        y.append(answers)
-        owners.append(owner)
-        held.append(judged)
-    if not x:
+    if path.is_dir():
+        samples = _iter_folder_samples(path, tokens, length)
+    else:
+        samples = _iter_json_samples(path, tokens, length, keys)
+    taken = list(_take_first(samples, most))
+    if not taken:
         raise BadInput(f"{format_path(path)} holds no text; {TEXT_REMEDY}")
-    kept = [i for i, owner in enumerate(owners) if taken[owner] >= least]
+    counts = Counter(sample.owner for sample in taken)
+    kept = [sample for sample in taken if counts[sample.owner] >= least]
     if not kept:
         raise BadInput(
             f"data.least = {least}: no client of {format_path(path)} has so many windows; lower it"
         )
-    x, y, owners, held = ([each[i] for i in kept] for each in (x, y, owners, held))  # type: ignore[assignment]
+    return _build_source(kept, name or path.name.split(".")[0], ids)
+
+
+def _take_first(samples: Iterable[TextSample], most: int) -> Iterator[TextSample]:
+    """The first `most` samples of each client; 0: all."""
+    taken: Counter[str] = Counter()
+    for sample in samples:
+        if not most or taken[sample.owner] < most:
+            taken[sample.owner] += 1
+            yield sample
+
+
+def _build_source(samples: Sequence[TextSample], name: str, ids: int) -> Source:
+    held = np.array([sample.held for sample in samples])
     made = Source(
-        name or path.name.split(".")[0],
-        np.stack(x),
-        np.stack(y),
+        name,
+        np.stack([sample.x for sample in samples]),
+        np.stack([sample.y for sample in samples]),
         (),
         kind="tokens",
-        held=np.array(held) if any(held) else None,
+        held=held if held.any() else None,
         ids=ids,
     )
-    known = list(dict.fromkeys(owners))
+    known = list(dict.fromkeys(sample.owner for sample in samples))
     if known == [""]:
         return made
     place = {owner: i for i, owner in enumerate(known)}
-    return replace(
-        made,
-        group=np.array([place[owner] for owner in owners], np.int64),
-        groups=make_wire_names(known),
-    )
+    group = np.array([place[sample.owner] for sample in samples], np.int64)
+    return replace(made, group=group, groups=make_wire_names(known))
 
 
 def make_wire_names(owners: Sequence[str]) -> tuple[str, ...]:
@@ -166,64 +178,58 @@ def pad_window(
     )
 
 
-def _iter_samples(
-    path: Path, tokens: Tokenizer, length: int, group: str, test: str
-) -> Iterator[tuple[str, bool, tuple[TokenIds, TokenIds]]]:
-    """(client, whether for judging, ids and answers) of every sample."""
-    if path.is_dir():
-        for file in sorted(path.glob("*.txt")):
-            text = read_text_limited(file, MAX_FILE_BYTES, TEXT_REMEDY, expansion=8).replace(
-                "\r\n", "\n"
-            )
-            for pair in split_windows(tokens.encode(text), length, tokens.end):
-                yield file.stem, False, pair
-        return
+def _iter_folder_samples(path: Path, tokens: Tokenizer, length: int) -> Iterator[TextSample]:
+    """The windows of each .txt file, which is one client's."""
+    for file in sorted(path.glob("*.txt")):
+        text = read_text_limited(file, MAX_FILE_BYTES, TEXT_REMEDY, expansion=8)
+        ids = tokens.encode(text.replace("\r\n", "\n"))
+        for x, y in split_windows(ids, length, tokens.end):
+            yield TextSample(file.stem, False, x, y)
+
+
+def _iter_json_samples(
+    path: Path, tokens: Tokenizer, length: int, keys: tuple[str, str]
+) -> Iterator[TextSample]:
+    """The samples of each line of json; `keys` name its client and whether it is for judging."""
     empty, cut, named = 0, 0, None
     for number, row in read_json_objects(path, MAX_FILE_BYTES, TEXT_REMEDY):
         where = f"{format_path(path)} line {number}"
-        owner, judged = _get_client(row, group, where), _is_test_row(row, test, where)
+        owner, held = _get_client(row, keys[0], where), _is_test_row(row, keys[1], where)
         if named not in (None, bool(owner)):
             what = "names no client" if named else "names its client"
             raise BadInput(f"{where} {what}, unlike those before it; name all, or none")
         named = bool(owner)
-        asked, told = (
-            next((key for key in keys if key in row), "") for keys in (PROMPT_KEYS, ANSWERS)
-        )
-        if asked and told:
-            more = (
-                (_get_text(row, key, where) for key in MORE if key in row)
-                if asked == "instruction"
-                else ()
-            )
-            prompt = "\n".join(filter(None, (_get_text(row, asked, where), *more)))
-            response = _get_text(row, told, where)
-            if not response:
+        if (dialogue := _find_dialogue(row, where)) is not None:
+            if not dialogue[1]:
                 empty += 1
                 continue
-            x, y, whole = encode_dialogue(tokens, prompt, response, length)
+            x, y, whole = encode_dialogue(tokens, *dialogue, length)
             cut += not whole
-            yield owner, judged, (x, y)
+            yield TextSample(owner, held, x, y)
         elif "text" in row:
-            for pair in split_windows(
-                tokens.encode(_get_text(row, "text", where)), length, tokens.end
-            ):
-                yield owner, judged, pair
+            ids = tokens.encode(_get_text(row, "text", where))
+            for x, y in split_windows(ids, length, tokens.end):
+                yield TextSample(owner, held, x, y)
         else:
             raise BadInput(f'{where} has neither "text" nor "prompt" and "response"; {TEXT_REMEDY}')
     if empty:
-        log.warning(
-            "%s: %d lines with an empty response are left out: there is nothing to learn",
-            format_path(path),
-            empty,
-        )
+        told = "%s: %d lines with an empty response are left out: there is nothing to learn"
+        log.warning(told, format_path(path), empty)
     if cut:
-        log.warning(
-            "%s: %d lines do not fit into %d ids: prompts lose their beginning, responses their"
-            " end; raise data.length",
-            format_path(path),
-            cut,
-            length,
-        )
+        told = "%s: %d lines do not fit into %d ids: prompts lose their beginning, responses"
+        log.warning(f"{told} their end; raise data.length", format_path(path), cut, length)
+
+
+def _find_dialogue(row: Mapping[str, Any], where: str) -> tuple[str, str] | None:
+    """The prompt and the response of a line; None where it has not both."""
+    asked, answered = (
+        next((key for key in keys if key in row), "") for keys in (PROMPT_KEYS, ANSWERS)
+    )
+    if not asked or not answered:
+        return None
+    more = [_get_text(row, key, where) for key in MORE if key in row and asked == "instruction"]
+    prompt = "\n".join(filter(None, (_get_text(row, asked, where), *more)))
+    return prompt, _get_text(row, answered, where)
 
 
 def _get_client(row: Mapping[str, Any], group: str, where: str) -> str:
