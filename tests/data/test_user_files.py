@@ -375,6 +375,11 @@ def test_nested_cells_are_no_text(value, tmp_path):
             from_path(path)
 
 
+def test_an_array_of_another_name_is_one_line():
+    with pytest.raises(BadInput, match="'weights' is no array or setting; give x, y"):
+        to_source({"x": np.zeros((4, 2)), "y": [0, 1, 0, 1], "weights": np.ones(4)})
+
+
 def test_a_stream_is_one_line():
     class Stream:
         column_names = ("x", "label")

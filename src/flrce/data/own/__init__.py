@@ -51,27 +51,32 @@ def _from_existing(path: Path, how: dict[str, Any]) -> Source:
         validate_regular(path, f"give {SUPPORTED_FORMS}", f"data.path {str(path)!r}")
     if "tokenizer" in how and "text" not in how:
         return from_text(path, **how)
+    _refuse_misplaced(path, how)
+    if path.is_dir():
+        return _from_known_folder(path, how)
+    suffix = path.suffix.lower()
+    if suffix == ".json":
+        return from_leaf(path, **how)
+    if suffix in FILE_READERS:
+        return FILE_READERS[suffix](path, how)
+    raise BadInput(f"data.path {format_path(path)!r} is of no known form; give {SUPPORTED_FORMS}")
+
+
+def _refuse_misplaced(path: Path, how: dict[str, Any]) -> None:
+    """BadInput where settings are about another form of data than the path's."""
+    where = f"data.path {format_path(path)!r}"
     for key in ("length", "most", "least"):
         if key in how and not (key == "length" and "tokenizer" in how):
             raise BadInput(
                 f"data.{key} is about text; set data.tokenizer to a language model, or drop it"
             )
     if not (path.is_dir() or path.suffix.lower() in TABLE_SUFFIXES):
-        refuse_columns(how, f"data.path {format_path(path)!r} is none")
+        refuse_columns(how, f"{where} is none")
     if "size" in how and path.is_file():
-        raise BadInput(
-            f"data.size is about folders of images, data.path {format_path(path)!r} is none;"
-            " drop it"
-        )
-    if path.is_file():
-        suffix = path.suffix.lower()
-        if suffix == ".json":
-            return from_leaf(path, **how)
-        if suffix in FILE_READERS:
-            return FILE_READERS[suffix](path, how)
-        raise BadInput(
-            f"data.path {format_path(path)!r} is of no known form; give {SUPPORTED_FORMS}"
-        )
+        raise BadInput(f"data.size is about folders of images, {where} is none; drop it")
+
+
+def _from_known_folder(path: Path, how: dict[str, Any]) -> Source:
     if (path / "meta.json").is_file():
         from flrce.data import cache
 
@@ -81,9 +86,8 @@ def _from_existing(path: Path, how: dict[str, Any]) -> Source:
                 " drop it"
             )
         return cache.load_prepared(path)
-    if list_leaf_files(path):
-        return from_leaf(path, **how)
-    return choose_folder_reader(path)(path, **how)
+    reader = from_leaf if list_leaf_files(path) else choose_folder_reader(path)
+    return reader(path, **how)
 
 
 def to_source(data: Any, **how: Any) -> Source:
@@ -106,19 +110,20 @@ def to_source(data: Any, **how: Any) -> Source:
     if hasattr(data, "columns") and hasattr(data, "to_numpy"):
         return from_pandas(data, **how)
     if isinstance(data, dict) and not {"x", "y"} <= data.keys():
-        return from_columns(
-            {str(key): get_column(value, str(key)) for key, value in data.items()}, **how
-        )
+        columns = {str(key): get_column(value, str(key)) for key, value in data.items()}
+        return from_columns(columns, **how)
+    return _from_samples(data, how)
+
+
+def _from_samples(data: Any, how: dict[str, Any]) -> Source:
+    """Arrays by name or in order, or a data set of items."""
     if hasattr(data, "batch_sampler") and hasattr(data, "dataset"):
         raise BadInput(
             "data is a DataLoader; clients make their own batches: give its data set,"
             " data=loader.dataset"
         )
-    if (
-        hasattr(data, "__getitem__")
-        and not isinstance(data, (dict, tuple, list))
-        and has_named_items(data)
-    ):
+    items = hasattr(data, "__getitem__") and not isinstance(data, (dict, tuple, list))
+    if items and has_named_items(data):
         return from_dataset(data, **how)
     refuse_columns(how, f"a {type(data).__name__} has none")
     if isinstance(data, dict):

@@ -4,7 +4,8 @@ be guessed.
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from dataclasses import fields as dataclass_fields
 from typing import Any, Literal
 
 import numpy as np
@@ -36,39 +37,64 @@ def count_items(y: Any) -> int | None:
         return None
 
 
-def from_arrays(
-    x: Any,
-    y: Any,
-    group: Any = None,
-    test: Any = None,
-    *,
-    kind: TargetKind | Literal["auto"] = "auto",
-    layout: InputLayout = "auto",
-    classes: Sequence[str] = (),
-    fill: FillValue = None,
-    standardise: bool = False,
-    name: str = "mine",
-    where: str = "arrays",
-) -> Source:
-    """A source from arrays, tensors or lists in memory, checked.
+@dataclass(frozen=True)
+class ArrayOptions:
+    """What a user says about arrays."""
+
+    kind: TargetKind | Literal["auto"] = "auto"
+    layout: InputLayout = "auto"
+    classes: Sequence[str] = ()
+    fill: FillValue = None
+    standardise: bool = False
+    name: str = "mine"
+    where: str = "arrays"  # how messages call them
+
+
+def from_arrays(x: Any, y: Any, group: Any = None, test: Any = None, **how: Any) -> Source:
+    """A source from arrays, tensors or lists in memory, checked; `how`: fields of `ArrayOptions`.
 
     x: samples; uint8 is scaled to 0..1. y: classes (integers or text), values (floats), labels (N,
     K) of 0 and 1, or next symbols. group: who a sample belongs to. test: True where a sample is
     only for judging. layout says what x is where its form does not: "series" (N, channels, steps),
     "tokens" (N, ids), "table", "images".
     """
+    if unknown := sorted(how.keys() - {field.name for field in dataclass_fields(ArrayOptions)}):
+        raise BadInput(
+            f"{how.get('where', 'data')}: {unknown[0]!a} is no array or setting; give x, y, and"
+            " optionally group and test"
+        )
+    options = ArrayOptions(**how)
+    where, layout = options.where, options.layout
     fields: tuple[InputField, ...] = ()
     if has_fields(x, count_items(y)):
         x, fields = pack_fields(x, where)
-        layout, standardise = "table", False
+        layout, options = "table", replace(options, standardise=False)
         log.info("%s: samples of several inputs: %s", where, describe_fields(fields))
     x, y = (_to_array(value, which, where) for value, which in ((x, "x"), (y, "y")))
-    if (
-        not len(x)
-        == len(y)
-        == len(x if group is None else group)
-        == len(x if test is None else test)
-    ):
+    _validate_counts(x, y, group, test, where)
+    read = Preprocessing(fields=fields)
+    if is_text_array(x):
+        x, read = hash_text_array(x, where)
+    if y.ndim == 2 and y.shape[1] == 1 and options.kind in ("auto", "classes"):
+        y = y[:, 0] if y.dtype.kind != "f" else y  # a column
+    held = None if test is None else _parse_split(test, where)
+    if options.kind == "tokens" or (layout == "auto" and _is_next_symbol_task(x, y)):
+        layout = "tokens"
+    x, kept, filled = (
+        (_convert_tokens(x, where), slice(None), ())
+        if layout == "tokens"
+        else _convert_numbers(x, layout, options.fill, where)
+    )
+    x, y, group, held = x[kept], y[kept], _select_rows(group, kept), _select_rows(held, kept)
+    targets = convert_targets(y, options.kind, layout == "tokens", where, len(options.classes))
+    x = arrange_axes(x, layout, where)
+    x, prepared = _scale_features(x, held, replace(read, fill=filled), options)
+    return _build_source(x, targets, (group, held), prepared, options)
+
+
+def _validate_counts(x: NDArray[Any], y: NDArray[Any], group: Any, test: Any, where: str) -> None:
+    others = [len(value) for value in (group, test) if value is not None]
+    if {len(x), len(y), *others} != {len(x)}:
         raise BadInput(
             f"{where} has {len(x)} samples but {len(y)} labels or another number of groups; make"
             " them equal"
@@ -77,49 +103,44 @@ def from_arrays(
         raise BadInput(f"{where} group must name one client a sample, got shape {np.shape(group)}")
     if not len(x):
         raise BadInput(f"{where} holds no samples; give at least a few for each client")
-    read = Preprocessing(fields=fields)
-    if is_text_array(x):
-        x, read = hash_text_array(x, where)
-    if y.ndim == 2 and y.shape[1] == 1 and kind in ("auto", "classes") and y.dtype.kind != "f":
-        y = y[:, 0]  # a column
-    held = None if test is None else _parse_split(test, where)
-    if kind == "tokens" or (layout == "auto" and _is_next_symbol_task(x, y)):
-        layout = "tokens"
-    x, kept, filled = (
-        (_convert_tokens(x, where), slice(None), ())
-        if layout == "tokens"
-        else _convert_numbers(x, layout, fill, where)
-    )
-    x, y, group, held = x[kept], y[kept], _select_rows(group, kept), _select_rows(held, kept)
-    y, names, told = convert_targets(y, kind, layout == "tokens", where, len(classes))
-    x = arrange_axes(x, layout, where)
-    prepared = replace(read, fill=filled)
-    if standardise and not read.columns:
-        prepared = measure_features(x, held, prepared, where)
-        x = prepared.transform(x)
-    elif (
-        not fields
-        and x.ndim == 2
-        and x.dtype == np.float32
-        and np.abs(x).max(initial=0) > MAX_UNSCALED_FEATURE
-    ):
+
+
+def _scale_features(
+    x: NDArray[Any], held: NDArray[np.bool_] | None, read: Preprocessing, options: ArrayOptions
+) -> tuple[NDArray[Any], Preprocessing]:
+    """x standardised where that is asked for; a warning where it might help."""
+    if options.standardise and not read.columns:
+        prepared = measure_features(x, held, read, options.where)
+        return prepared.transform(x), prepared
+    plain = not read.fields and x.ndim == 2 and x.dtype == np.float32
+    if plain and (largest := np.abs(x).max(initial=0)) > MAX_UNSCALED_FEATURE:
         log.warning(
             "%s: features reach %.3g; data.standardise = true helps where training diverges",
-            where,
-            np.abs(x).max(),
+            options.where,
+            largest,
         )
-    codes, groups = _encode_groups(group)
-    scale = 1 / 255 if x.dtype == np.uint8 else 1.0
+    return x, read
+
+
+def _build_source(
+    x: NDArray[Any],
+    targets: tuple[NDArray[Any], tuple[str, ...], TargetKind],
+    split: tuple[NDArray[Any] | None, NDArray[np.bool_] | None],
+    prepared: Preprocessing,
+    options: ArrayOptions,
+) -> Source:
+    y, names, kind = targets
+    codes, groups = _encode_groups(split[0])
     return Source(
-        name,
+        options.name,
         np.ascontiguousarray(x),
         y,
-        resolve_class_names(names, classes, where),
+        resolve_class_names(names, options.classes, options.where),
         codes,
         groups,
-        scale=scale,
-        kind=told,
-        held=held,
+        scale=1 / 255 if x.dtype == np.uint8 else 1.0,
+        kind=kind,
+        held=split[1],
         preprocessing=prepared,
     )
 

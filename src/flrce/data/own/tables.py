@@ -16,7 +16,7 @@ from flrce.core.files import format_path, read_text_limited, validate_memory, va
 from flrce.data.own.arrays import COLUMNS, from_arrays, measure_features, refuse_columns
 from flrce.data.own.identifiers import find_identifiers, find_label_sorters
 from flrce.data.own.text_columns import describe_texts, find_text_columns, mask_texts, report_texts
-from flrce.data.preprocessing import ColumnTable, FeatureColumn, Preprocessing
+from flrce.data.preprocessing import AS_GIVEN, ColumnTable, FeatureColumn, Preprocessing
 from flrce.data.readers.columns import convert_column, parse_csv_cells, read_json_objects
 from flrce.data.sources import Source
 from flrce.data.text_features import count_token_ids
@@ -56,6 +56,11 @@ class ColumnRoles:
     def names(self) -> tuple[str, ...]:
         return (*self.targets, self.owner, self.split)
 
+    @property
+    def needed(self) -> list[str]:
+        """The columns that every row must have a value in."""
+        return [key for key in (*self.targets, self.owner) if key]
+
 
 OPTION_NAMES = tuple(field.name for field in fields(TableOptions))
 
@@ -83,21 +88,20 @@ def from_columns(
     _validate_lengths(columns, where)
     columns = _drop_columns(columns, _as_list(options.ignore), where)
     roles = _find_roles(columns, options, where)
-    needed = [key for key in (*roles.targets, roles.owner) if key]
-    columns = _drop_incomplete_rows(columns, needed, how.get("fill"), where)
+    columns = _drop_incomplete_rows(columns, roles.needed, how.get("fill"), where)
     chosen, texts = _choose_features(columns, roles, options, where)
     _refuse_gaps({k: v for k, v in chosen.items() if k not in texts}, how.get("fill"), where)
     described = _describe_features(chosen, texts, options, where)
     prepared = Preprocessing(tuple(described), roles.targets)
     x = prepared.encode_table(chosen, where)
     _report_columns(x.shape[1], described, roles, where)
-    if options.tokenizer:
-        how = {**how, "layout": "tokens"}
     standardise = bool(how.pop("standardise", False))
-    given = {"layout": "table", **how, "name": name, "where": where}
+    tokens = {"layout": "tokens"} if options.tokenizer else {}
+    given = {"layout": "table", **how, **tokens, "name": name, "where": where}
     made = _encode_samples(x, columns, roles, {**given, "standardise": standardise and not texts})
-    assert made.preprocessing is not None
-    whole = replace(made.preprocessing, columns=prepared.columns, targets=prepared.targets)
+    whole = replace(
+        made.preprocessing or AS_GIVEN, columns=prepared.columns, targets=prepared.targets
+    )
     if options.tokenizer:
         return replace(made, preprocessing=whole, ids=count_token_ids(options.tokenizer))
     if standardise and texts:
