@@ -57,7 +57,7 @@ class ColumnRoles:
         return (*self.targets, self.owner, self.split)
 
     @property
-    def needed(self) -> list[str]:
+    def required_columns(self) -> list[str]:
         """The columns that every row must have a value in."""
         return [key for key in (*self.targets, self.owner) if key]
 
@@ -88,7 +88,7 @@ def from_columns(
     _validate_lengths(columns, where)
     columns = _drop_columns(columns, _as_list(options.ignore), where)
     roles = _find_roles(columns, options, where)
-    columns = _drop_incomplete_rows(columns, roles.needed, how.get("fill"), where)
+    columns = _drop_incomplete_rows(columns, roles.required_columns, how.get("fill"), where)
     chosen, texts = _choose_features(columns, roles, options, where)
     _refuse_gaps({k: v for k, v in chosen.items() if k not in texts}, how.get("fill"), where)
     described = _describe_features(chosen, texts, options, where)
