@@ -5,12 +5,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from flrce.core.costs import book_costs
 from flrce.core.engine import Engine
 from flrce.core.evaluation import add_client_evaluations, validate_client_metrics
 from flrce.core.fleet_state import add_carbon, update_batteries
-from flrce.core.gate import collect_client_states, validate_replies
+from flrce.core.gate import match_replies, validate_replies
 from flrce.core.pending import DueTasks, acknowledge_downloads, collect_due, list_reply_ages
 from flrce.core.pieces import Recipe
 from flrce.core.planning import describe_round
@@ -142,3 +143,23 @@ def average_client_metrics(record: RoundRecord) -> RoundRecord:
     samples = sum(n for _, n in known)
     mean = sum(value * n for value, n in known) / samples
     return replace(record, evaluation=replace(record.evaluation, holdouts=(mean,), held=(samples,)))
+
+
+def collect_client_states(
+    tasks: Sequence[Task], replies: Sequence[Reply]
+) -> dict[str, Mapping[str, Tensor]]:
+    """What each client that answered keeps for its next task; it has moved on even where its reply
+    did not count.
+    """
+    first, _ = match_replies(tasks, replies)
+    return {
+        client: reply.client_state
+        for client, reply in first.items()
+        if reply.client_state and _is_tensor_mapping(reply.client_state)
+    }
+
+
+def _is_tensor_mapping(client_state: Any) -> bool:
+    return isinstance(client_state, Mapping) and all(
+        type(k) is str and type(x) is Tensor for k, x in client_state.items()
+    )

@@ -46,17 +46,7 @@ def book_costs(
     ]
     late = any(line.outcome.startswith("late") for line in lines)
     lines += [_make_client_record(t, reply, why) for reply, why in strays]
-    useful = [line.spent for line in lines if line.outcome == "useful"]
-    seconds = max((spent.seconds for spent in useful), default=0.0)
-    if keep is None or len(useful) < keep:
-        seconds = max(
-            [
-                seconds,
-                *(line.spent.seconds for line in lines if line.outcome.startswith(LEFT_PREFIX)),
-            ]
-        )
-    if late:
-        seconds = max([seconds, *(task.deadline for task in tasks if task.deadline < float("inf"))])
+    seconds = _compute_training_seconds(lines, tasks if late else (), keep)
     if lasted is None:
         lines = [replace(line, spent=_add_idle_energy(line.spent, seconds)) for line in lines]
     else:  # clients come and go by themselves, and nobody waits for the round's end
@@ -70,6 +60,19 @@ def book_costs(
         measured=bool(spent) and all(s.measured for s in spent),
         other=sum_other_costs(spent),
     )
+
+
+def _compute_training_seconds(
+    lines: Sequence[ClientRecord], late_tasks: Sequence[Task], keep: int | None
+) -> float:
+    """How long a round waits: for replies that count, for clients that left whose reply would have
+    counted, and for deadlines that were missed.
+    """
+    waits = [line.spent.seconds for line in lines if line.outcome == "useful"]
+    if keep is None or len(waits) < keep:
+        waits += [line.spent.seconds for line in lines if line.outcome.startswith(LEFT_PREFIX)]
+    waits += [task.deadline for task in late_tasks if task.deadline < float("inf")]
+    return max(waits, default=0.0)
 
 
 def sum_line_costs(lines: Sequence[ClientRecord]) -> dict[str, Any]:

@@ -146,20 +146,6 @@ def match_replies(
     return first, strays
 
 
-def collect_client_states(
-    tasks: Sequence[Task], replies: Sequence[Reply]
-) -> dict[str, Mapping[str, Tensor]]:
-    """What each client that answered keeps for its next task; it has moved on even where its reply
-    did not count.
-    """
-    first, _ = match_replies(tasks, replies)
-    return {
-        client: reply.client_state
-        for client, reply in first.items()
-        if reply.client_state and _is_tensor_mapping(reply.client_state)
-    }
-
-
 def format_rejections(rejected: Mapping[str, str]) -> str:
     """Why nobody counted, in one line."""
     return (
@@ -179,31 +165,44 @@ def validate_reply(
     """("", the decoded update), or (why not, None). It started from `base` and is added to `now`,
     if another.
     """
-    now = now or base
+    why = explain_bad_figures(task, reply, base)
+    return (
+        (why, None) if why else _decode_reply(task, reply, holdings, base, now or base, trainable)
+    )
+
+
+def explain_bad_figures(task: Task, reply: Reply, base: SentModel | None) -> str:
+    """Why a reply does not count, by all that it says beside its tensors; "" if it may."""
     if reply.error or reply.payload is None:
-        return format_one_line(reply.error or "") or "empty reply", None
+        return format_one_line(reply.error or "") or "empty reply"
     if type(reply.t) is not int or reply.t != task.t:
-        return f"late: reply to round {format_one_line(reply.t, 20)} in round {task.t}", None
+        return f"late: reply to round {format_one_line(reply.t, 20)} in round {task.t}"
     if type(reply.base) is not str or (base and reply.base and reply.base != base.digest):
-        return f"trained from another model: {format_one_line(reply.base, 40)!r}", None
+        return f"trained from another model: {format_one_line(reply.base, 40)!r}"
     if type(reply.n) is not int or not 1 <= reply.n <= MAX_SAMPLES_PER_CLIENT:
         claim = f"num_examples {format_one_line(reply.n, 20)!r}"
-        return f"{claim} is not an integer from 1 to {MAX_SAMPLES_PER_CLIENT}", None
+        return f"{claim} is not an integer from 1 to {MAX_SAMPLES_PER_CLIENT}"
     if not is_plausible_step_count(task, reply.n, reply.steps):
-        return (
-            f"malformed: {format_one_line(reply.steps, 20)!r} steps, more than its task has",
-            None,
-        )
+        return f"malformed: {format_one_line(reply.steps, 20)!r} steps, more than its task has"
     if not is_plausible_cost(reply.spent):
-        return "malformed: costs must be finite numbers of at least 0 that a device can reach", None
+        return "malformed: costs must be finite numbers of at least 0 that a device can reach"
     if not (is_finite_number(reply.loss) and is_finite_number(reply.loss_square)):
         loss, square = _format_number(reply.loss), _format_number(reply.loss_square)
-        return f"malformed: loss {loss}, squared {square}", None
+        return f"malformed: loss {loss}, squared {square}"
     if not reply.spent.seconds <= task.deadline:
-        return (
-            f"late: {reply.spent.seconds:.3g} s, past the deadline of {task.deadline:.3g} s",
-            None,
-        )
+        return f"late: {reply.spent.seconds:.3g} s, past the deadline of {task.deadline:.3g} s"
+    return ""
+
+
+def _decode_reply(
+    task: Task,
+    reply: Reply,
+    holdings: TaskLayoutFunction,
+    base: SentModel | None,
+    now: SentModel | None,
+    trainable: int,
+) -> tuple[str, Tensor | None]:
+    assert reply.payload is not None
     try:
         held, layout = holdings(task)
         validate_extras(task, reply.extras, trainable)
@@ -216,12 +215,6 @@ def validate_reply(
         return f"malformed: {format_one_line(why)}", None
     except Exception as why:  # a decoder, perhaps a user's, met bytes it did not expect
         return f"malformed: {type(why).__name__} while decoding", None
-
-
-def _is_tensor_mapping(client_state: Any) -> bool:
-    return isinstance(client_state, Mapping) and all(
-        type(k) is str and type(x) is Tensor for k, x in client_state.items()
-    )
 
 
 def _find_slow_clients(passed: dict[str, tuple[Reply, Tensor]], keep: int | None) -> list[str]:

@@ -137,19 +137,7 @@ def check_memory(
     # no more train at once than are asked
     hands, each = (min(staff[0], recipe.P), staff[1] or estimate_worker_bytes(D))
     if want + hands * each > WARNING_BYTES:
-        whose = f"each of {hands} workers" if hands > 1 else "each worker"
-        rest = (
-            "a batch's activations"
-            if each == estimate_worker_bytes(D)
-            else "a batch's activations but for attention"
-        )
-        log.warning(
-            "memory: about %.1f GB for the server, and on a CPU %.1f GB and %s for %s",
-            want / 1e9,
-            each / 1e9,
-            rest,
-            whose,
-        )
+        _warn_about_memory(want, hands, each, D)
     if have is None or want + hands * each <= have:
         return
     if want <= have:
@@ -164,12 +152,35 @@ def check_memory(
             f" GB beside the server's {want / 1e9:.1f} GB, but {have / 1e9:.1f} GB are available;"
             f" {remedy}"
         )
+    raise BadInput(_explain_server_shortage(recipe, (M, d, D), want, have, max(hands, 1) * each))
+
+
+def _warn_about_memory(want: int, hands: int, each: int, D: int) -> None:
+    whose = f"each of {hands} workers" if hands > 1 else "each worker"
+    but = "" if each == estimate_worker_bytes(D) else " but for attention"
+    log.warning(
+        "memory: about %.1f GB for the server, and on a CPU %.1f GB and a batch's activations%s"
+        " for %s",
+        want / 1e9,
+        each / 1e9,
+        but,
+        whose,
+    )
+
+
+def _explain_server_shortage(
+    recipe: Recipe, sizes: tuple[int, int, int], want: int, have: int, workers: int
+) -> str:
+    """What the server's tables need, and the settings that make them fit; `workers`: bytes that
+    those take beside it.
+    """
+    M, d, D = sizes
     parts = sorted(estimate_table_bytes(recipe, M, d, D).items(), key=lambda item: -item[1])[:2]
     largest = ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in parts if size)
     # room for workers too, if that leaves any for the map
-    fits = find_fitting_sketch_size(
-        recipe, M, d, D, have - max(hands, 1) * each
-    ) or find_fitting_sketch_size(recipe, M, d, D, have)
+    fits = find_fitting_sketch_size(recipe, M, d, D, have - workers) or find_fitting_sketch_size(
+        recipe, M, d, D, have
+    )
     maps = [
         f'[recipe.{r}] piece = "{p.piece}", sketch = {fits}'
         for r, p in _find_sketchable_pieces(recipe, M, d, D).items()
@@ -181,7 +192,7 @@ def check_memory(
         else ""
     )
     sketch = f"sketch the map ({'; '.join(maps)}), " if fits else ""
-    raise BadInput(
+    return (
         f"{M} clients and {d} trained floats need {want / 1e9:.1f} GB ({largest or 'updates'}), but"
         f" {have / 1e9:.1f} GB are available; {chain}{sketch}lower clients, take a smaller model,"
         " or a recipe without a relationship map such as fedavg"

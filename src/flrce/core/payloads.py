@@ -237,22 +237,8 @@ def stack_updates(
     Updates that lie in the `table` stay there, or move up where others before them did not pass.
     Else the rows are `beside` the model that replies lie next to, where that is on a device.
     """
-    fits = (
-        table is not None
-        and table.dtype == dtype
-        and len(table) >= len(passed)
-        and table.shape[1] == d
-    )
-    # of new memory, a row is taken as it is written, and its reply let go of
-    if table is not None and fits:
-        U = table[: len(passed)]
-    elif beside is not None and not device_transfer.is_on_host(beside):
-        U = beside.new_empty(len(passed), d)
-    else:
-        U = allocate_tensor(len(passed), d, dtype=dtype)
-    covered: Tensor | None = None
     replies = [reply for reply, _ in passed]
-    count = len(replies)
+    U, covered = _allocate_rows(len(passed), d, dtype, table, beside), None
     for row, task in enumerate(tasks):
         held, names = holdings(task)
         where = held if held is not None else slice(None)
@@ -264,10 +250,32 @@ def stack_updates(
         del u  # it may be large
         mask = _compute_coverage(task, names)
         if held is not None or mask is not None:
-            if covered is None:
-                covered = torch.ones(count, d, dtype=torch.bool)
+            covered = torch.ones(U.shape, dtype=torch.bool) if covered is None else covered
             covered[row] = held is None
             covered[row, where] = True if mask is None else mask
+    return _build_updates(tasks, replies, U, covered, trainable)
+
+
+def _allocate_rows(
+    count: int, d: int, dtype: torch.dtype, table: Tensor | None, beside: Tensor | None
+) -> Tensor:
+    """(count, d) rows: in the table where it fits, else beside the model on its device, else new;
+    of new memory, a row is taken as it is written, and its reply let go of.
+    """
+    if table is not None and table.dtype == dtype and len(table) >= count and table.shape[1] == d:
+        return table[:count]
+    if beside is not None and not device_transfer.is_on_host(beside):
+        return beside.new_empty(count, d)
+    return allocate_tensor(count, d, dtype=dtype)
+
+
+def _build_updates(
+    tasks: Sequence[Task],
+    replies: Sequence[Reply],
+    U: Tensor,
+    covered: Tensor | None,
+    trainable: int,
+) -> Updates:
     return Updates(
         k=torch.tensor([task.k for task in tasks], dtype=torch.long),
         U=U,
