@@ -121,11 +121,10 @@ def run_experiment(
     """Run one experiment; several seeds give means with 95 % intervals."""
     if resume and out is None:
         raise BadInput(
-            "--resume: which run shall go on? Name it with --out; `flrce runs` lists those"
-            " there are"
+            "--resume needs the run to continue: name it with --out; `flrce runs` lists all runs"
         )
     if no_save and out is not None:
-        raise BadInput("--no-save and --out contradict each other; drop one")
+        raise BadInput("--no-save and --out exclude each other; drop one")
     if out is not None and out.is_file():
         raise BadInput(f"--out {out} is a file; name a folder for the run")
     many = parse_seeds(seed_list)
@@ -140,7 +139,9 @@ def run_experiment(
     runs.choose_device(exp)  # before a folder is made
     name = str(exp.recipe.get("name", DEFAULT_RECIPE))
     if many is not None and no_save:
-        raise BadInput("--seeds with --no-save: several runs need a folder to live in; drop one")
+        raise BadInput(
+            "--seeds and --no-save exclude each other: several seeds need a run folder; drop one"
+        )
     place = None if no_save else out or run_folders.create_run_folder(name)
     notes: tuple[str, ...] = ()
     lost = ""

@@ -40,7 +40,7 @@ def list_runs(folder: Path | None, as_json: bool) -> None:
         left=("folder", "recipe", "data", "state", "last round"),
     )
     if not as_json and any(row[5] == "unfinished" for row in rows):
-        print("an unfinished run goes on with: flrce run --out FOLDER --resume")
+        print("continue an unfinished run with: flrce run --out FOLDER --resume")
     if not as_json and any(row[5] == "damaged" for row in rows):
         print("files of a damaged run are not as they were written: flrce verify FOLDER names them")
 
