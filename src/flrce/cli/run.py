@@ -196,7 +196,7 @@ def _print_result(
     print_table(
         f"{name} on {exp.data.path or exp.data.name}", *build_result_table({name: aggregate})
     )
-    if describe_basis(summary):
+    if summary is not aggregate and describe_basis(summary):  # an aggregate has means
         print(f"energy: {describe_joules(summary)}")
     if place is None:
         print("nothing was kept (--no-save)")
