@@ -35,6 +35,7 @@ from flrce.methods.compression.ternary import SparseTernary
 from flrce.models.flat import pack_model
 from flrce.models.nets import build_network
 from flrce.rng import make_stream
+from flrce.training.batches import Samples
 from flrce.training.client import ClientRunner
 from flrce.training.objectives import NextToken
 from flrce.training.optimizers import SGD
@@ -68,12 +69,12 @@ def make_runner(name: str) -> ClientRunner:
         net = build_network("gpt", shape, 80, 0, vocabulary=80, every=True)
         x = torch.randint(0, 80, (SAMPLES, 80), generator=rng)
         y = torch.randint(0, 80, (SAMPLES, 80), generator=rng)
-        return ClientRunner(net, shape, x, y, 1.0, 0.0, True, NextToken())
+        return ClientRunner(net, shape, Samples(x, y), True, NextToken())
     shape = (3, 32, 32)
     x = torch.randint(0, 256, (SAMPLES, *shape), dtype=torch.uint8, generator=rng)
     y = torch.randint(0, 10, (SAMPLES,), generator=rng)
     net = build_network(name, shape, 10, 0)
-    return ClientRunner(net, shape, x, y, 1 / 255, 0.0, True)
+    return ClientRunner(net, shape, Samples(x, y, 1 / 255), True)
 
 
 def make_task(client: str, t: int, lr: float) -> Task:
@@ -146,7 +147,8 @@ def measure_bits(path: str, name: str, rounds: int) -> None:
     shape = tuple(x.shape[1:])
     net = build_network(name, shape, int(y.max()) + 1, 0)
     scale = 1 / 255 if x.dtype == np.uint8 else 1.0
-    runner = ClientRunner(net, shape, torch.from_numpy(x), torch.from_numpy(y), scale, 0.0, True)
+    samples = Samples(torch.from_numpy(x), torch.from_numpy(y), scale)
+    runner = ClientRunner(net, shape, samples, True)
     updates = collect_updates(runner, y, rounds)
     layout = runner.all.names
     print(f"{path or 'digits'}, {name}: {len(updates)} updates of {len(updates[0])} floats")

@@ -34,6 +34,7 @@ from flrce.models.kinds import RESIDUAL_KINDS
 from flrce.models.nets import PAPER_CNNS, build_network
 from flrce.models.resnet import ResNet
 from flrce.models.sequences import TimeSeriesCNN
+from flrce.training.batches import SampleBatches, Samples
 from flrce.training.cpu import kernel, stages, why_none
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -194,7 +195,8 @@ class Native:
         self.order, self.sizes = case.batches()
 
     def train(self) -> None:
-        self.k.train(self.w, self.x, self.y, SCALE, SHIFT, self.order, self.sizes, LR)
+        samples = Samples(self.x, self.y, SCALE, SHIFT)
+        self.k.train(self.w, SampleBatches(samples, self.order, self.sizes), LR)
 
     def evaluate(self, part: slice = slice(None)) -> None:
         self.k.evaluate(self.w, self.vx[part], self.vy[part], SCALE, SHIFT)

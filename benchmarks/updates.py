@@ -16,6 +16,7 @@ from flrce.config.experiment import Experiment
 from flrce.core.types import Task
 from flrce.models.flat import pack_model
 from flrce.models.nets import PAPER_CNNS, build_network
+from flrce.training.batches import Samples
 from flrce.training.client import ClientRunner
 from flrce.training.cpu import why_none
 
@@ -39,7 +40,7 @@ def ratios(name: str, train: dict[str, object], repeats: int) -> list[float]:
     task = Task(
         "a", 0, 1, 0, recipe.work, update=recipe.chain, compressor=recipe.compressor, rounds=1
     )
-    runners = [ClientRunner(net, shape, x, y, 1 / 255, 0.0, native) for native in (True, False)]
+    runners = [ClientRunner(net, shape, Samples(x, y, 1 / 255), native) for native in (True, False)]
     found = []
     for _ in range(repeats + 1):
         spent = []

@@ -17,10 +17,10 @@ def counted(kind: type) -> None:
     """Make a trainer tally what it is given, as the network's hook does for the peers."""
     train, evaluate = kind.train, kind.evaluate
 
-    def training(self, w, x, y, scale, shift, order, sizes, *more, **options):
-        for size in sizes:
+    def training(self, w, batches, *more, **options):
+        for size in batches.sizes:
             tally(int(size), True)
-        return train(self, w, x, y, scale, shift, order, sizes, *more, **options)
+        return train(self, w, batches, *more, **options)
 
     def judging(self, w, x, *more):
         tally(len(x), False)

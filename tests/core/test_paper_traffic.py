@@ -16,6 +16,7 @@ from flrce.models.flat import pack_model
 from flrce.models.nets import build_network
 from flrce.models.part import copy_for_training
 from flrce.rng import make_stream
+from flrce.training.batches import Samples
 from flrce.training.client import ClientRunner
 
 NETS = {
@@ -48,7 +49,7 @@ def shop(name):
     rng = np.random.default_rng(0)
     x = torch.from_numpy(rng.integers(0, 255, (4, *shape)).astype(np.uint8))
     return ClientRunner(
-        build_network(kind, shape, classes, 0), shape, x, torch.arange(4), 1 / 255, 0.0
+        build_network(kind, shape, classes, 0), shape, Samples(x, torch.arange(4), 1 / 255)
     )
 
 

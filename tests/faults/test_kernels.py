@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from flrce.core import c_compiler
+from flrce.training.batches import SampleBatches, Samples
 from flrce.training.cpu import Kernel, kernel, why_none
 
 row32 = pytest.mark.row(32, "damaged or foreign kernel cache", "rebuilt, same bits, never loaded")
@@ -30,12 +31,7 @@ def trained() -> torch.Tensor:
     assert isinstance(made, Kernel)
     w, _, _ = made.train(
         torch.ones(28),
-        torch.ones(1, 3),
-        torch.tensor([1]),
-        1.0,
-        0.0,
-        np.array([0]),
-        np.array([1]),
+        SampleBatches(Samples(torch.ones(1, 3), torch.tensor([1])), np.array([0]), np.array([1])),
         7.0,
     )
     return w

@@ -9,6 +9,7 @@ import torch
 from flrce import Experiment
 from flrce.core.types import LocalWork, Portion, Task
 from flrce.simulation import runs
+from flrce.training.batches import SampleBatches, Samples
 from flrce.training.links import ClientContext
 from flrce.training.update_chain import SGD, ProximalTerm, UpdateChain
 
@@ -70,7 +71,9 @@ def train(
 ):
     chain = chain or update(lr, mu, squared)
     job = local(trainer, sizes, first, chain)
-    done = trainer.train(w, x, y, scale, shift, order, sizes, chain, job, carry or {})
+    done = trainer.train(
+        w, SampleBatches(Samples(x, y, scale, shift), order, sizes), chain, job, carry or {}
+    )
     return done.w, done.losses, done.squares
 
 

@@ -16,6 +16,7 @@ from flrce.core.types import Task
 from flrce.errors import BadInput
 from flrce.models.flat import pack_model, unpack_model
 from flrce.simulation import runs
+from flrce.training.batches import SampleBatches, Samples
 from flrce.training.links import ClientContext
 from flrce.training.trainer import TorchTrainer
 from flrce.training.update_chain import (
@@ -52,7 +53,12 @@ def trained(make, *links, steps=3, order=ORDER):
     trainer = TorchTrainer(module, (5,))
     job = local(trainer, sizes, chain=chain)
     return (
-        trainer.train(pack_model(module), x, y, 1.0, 0.0, order[: sizes.sum()], sizes, chain, job),
+        trainer.train(
+            pack_model(module),
+            SampleBatches(Samples(x, y), order[: sizes.sum()], sizes),
+            chain,
+            job,
+        ),
         module,
         x,
         y,

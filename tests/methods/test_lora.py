@@ -33,6 +33,7 @@ from flrce.models.flat import FrozenParameter, make_layout, pack_model
 from flrce.models.nets import build_network
 from flrce.models.seeds import SeedSpaceNetwork
 from flrce.simulation.runs import build_simulation, run_in_process
+from flrce.training.batches import SampleBatches, Samples
 from flrce.training.gpu.batch_trainer import ClientBatchTrainer
 from flrce.training.links import ClientContext
 from flrce.training.trainer import TorchTrainer
@@ -189,7 +190,10 @@ def test_stacked_probes_are_those_of_each_client_alone(count):
         found = stack.train(w, orders, batches, rates, update=chain, locals=locals)
         for lane in range(3):
             alone = trainer.train(
-                w[lane], x, y, 1.0, 0.0, orders[lane], batches[lane], chain, locals[lane]
+                w[lane],
+                SampleBatches(Samples(x, y), orders[lane], batches[lane]),
+                chain,
+                locals[lane],
             )
             torch.testing.assert_close(found.w[lane], alone.w, atol=1e-4, rtol=1e-4)
             torch.testing.assert_close(found.losses[lane], alone.losses)

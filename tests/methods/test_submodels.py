@@ -24,6 +24,7 @@ from flrce.models.flat import make_layout, pack_model, unpack_model
 from flrce.models.nets import build_network
 from flrce.models.part import copy_for_training
 from flrce.simulation import runs
+from flrce.training.batches import Samples
 from flrce.training.client import ClientRunner
 
 #: data set -> (network, shape, classes)
@@ -39,7 +40,7 @@ def workshop(net, shape, n=12, classes=2):
     rng = np.random.default_rng(0)
     x = torch.from_numpy(rng.integers(0, 255, (n, *shape)).astype(np.uint8))
     y = torch.from_numpy(rng.integers(0, classes, n))
-    return ClientRunner(net, shape, x, y, 1 / 255, 0.0)
+    return ClientRunner(net, shape, Samples(x, y, 1 / 255))
 
 
 def shop(name):

@@ -27,7 +27,7 @@ from flrce.methods.client.workload import (
 )
 from flrce.models.flat import pack_model, unpack_model
 from flrce.simulation import runs
-from flrce.training.batches import draw_batches
+from flrce.training.batches import Samples, draw_batches
 from flrce.training.client import ClientRunner
 from flrce.training.update_chain import SGD, ProximalTerm, UpdateChain
 
@@ -117,7 +117,7 @@ def test_the_pull_is_the_penaltys_gradient(squared):
     """Three steps on mu/2 |w - w0|^2 or mu sum |w - w0| per tensor, by autograd."""
     net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
     x, y = torch.randn(6, 1, 2, 2), torch.tensor([0, 1, 0, 1, 1, 0])
-    shop, w = ClientRunner(net, (1, 2, 2), x, y, 1.0, 0.0), pack_model(net).clone()
+    shop, w = ClientRunner(net, (1, 2, 2), Samples(x, y)), pack_model(net).clone()
     update = UpdateChain((ProximalTerm(0.7, squared), SGD(0.5)))
     one = Task(
         "a",
@@ -223,7 +223,7 @@ def test_the_correction_is_fedcomgates():
     net, lr, rate = nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), 0.2, 0.5
     g = torch.Generator().manual_seed(3)
     x, y = torch.randn(7, 1, 2, 2, generator=g), torch.tensor([0, 1, 0, 1, 1, 0, 1])
-    shop, trainer = ClientRunner(net, (1, 2, 2), x, y, 1.0, 0.0), CorrectedTraining(lr, rate)
+    shop, trainer = ClientRunner(net, (1, 2, 2), Samples(x, y)), CorrectedTraining(lr, rate)
     mine = {0: np.arange(3), 1: np.arange(3, 7)}
     w = v = pack_model(net).clone()
     memory, carry = trainer.initial_state(2, 10, 10), {0: {}, 1: {}}

@@ -77,10 +77,7 @@ def test_trainable_floats_come_first():
 def test_a_bound_module_lives_in_its_vector():
     net = build_network("cnn-digits", (1, 8, 8), 10, 0)
     w = pack_model(net)
-    g = torch.zeros(make_layout(net).trainable)
-    bind_to_vector(net, w, g)
-    net(torch.rand(8, 1, 8, 8)).sum().backward()
-    assert g.abs().sum() > 0
+    bind_to_vector(net, w)
     w.zero_()
     assert all(float(p.detach().abs().sum()) == 0 for p in net.parameters())
 

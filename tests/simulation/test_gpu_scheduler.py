@@ -16,6 +16,7 @@ from flrce.models.flat import pack_model
 from flrce.simulation import gpu_scheduler, multiprocess, runs, worker_pool
 from flrce.simulation.gpu_scheduler import DEVICE_LOCK, GpuScheduler
 from flrce.simulation.run_slot import RunSlot
+from flrce.training.batches import Samples
 from flrce.training.client import ClientRunner
 from flrce.training.gpu.batch_trainer import ClientBatchTrainer
 
@@ -306,10 +307,7 @@ def test_the_last_to_leave_a_deck_gives_its_memory_back():
         ClientRunner(
             built.net,
             built.federation.source.shape,
-            built.federation.x,
-            built.federation.y,
-            1.0,
-            0.0,
+            Samples(built.federation.x, built.federation.y),
         ),
         "cpu",
     )

@@ -27,7 +27,7 @@ from flrce.models.flat import pack_model
 from flrce.models.nets import build_network
 from flrce.simulation import runs
 from flrce.simulation.workers import start_workers
-from flrce.training.batches import compute_batch_sizes, draw_batches
+from flrce.training.batches import Samples, compute_batch_sizes, draw_batches
 from flrce.training.client import ClientRunner
 from flrce.training.trainer import TorchTrainer
 from training import train
@@ -63,7 +63,7 @@ def test_one_two_and_four_workers_give_the_same_bits(tmp_path, kernel):
 def test_a_network_without_a_fused_kernel_trains_with_torch_and_one_line_says_why(caplog):
     net = nn.Sequential(nn.LPPool2d(2, 2), nn.Flatten(), nn.Linear(16, 3))
     shop = ClientRunner(
-        net, (1, 8, 8), torch.zeros(4, 1, 8, 8), torch.zeros(4, dtype=torch.int64), 1.0, 0.0
+        net, (1, 8, 8), Samples(torch.zeros(4, 1, 8, 8), torch.zeros(4, dtype=torch.int64))
     )
     crew = start_workers(shop, "auto", 1)
     crew.close()
@@ -333,7 +333,7 @@ def test_seeds_have_intervals(tmp_path):
 def test_a_workshop_replies_with_what_it_was_asked_for():
     x, y = torch.rand(20, 1, 8, 8), torch.randint(10, (20,))
     net = build_network("cnn-digits", (1, 8, 8), 10, 0)
-    reply = ClientRunner(net, (1, 8, 8), x, y, 1.0, 0.0).train(
+    reply = ClientRunner(net, (1, 8, 8), Samples(x, y)).train(
         pack_model(net),
         Task("a", 0, 1, 0, compressor=NoCompression(), work=LocalWork(batch=8)),
         np.arange(20),

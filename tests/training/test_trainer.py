@@ -18,6 +18,7 @@ from flrce.errors import BadInput
 from flrce.models.flat import make_layout, pack_model
 from flrce.simulation import runs
 from flrce.training.augment import Cutout, GaussianNoise, RandomCrop, RandomFlip
+from flrce.training.batches import SampleBatches, Samples
 from flrce.training.gpu.batch_trainer import ClientBatchTrainer
 from flrce.training.metrics import METRICS, macro_f1, roc_auc
 from flrce.training.objectives import Classification, MultiLabel, NextToken, Regression
@@ -55,7 +56,9 @@ def trained(chain, objective=Classification(), y=None, outputs=3, t=1, carry=Non
     trainer = TorchTrainer(module, (5,), objective)
     job = local(trainer, SIZES, chain=chain, t=t, **tensors)
     y = labels if y is None else y
-    return trainer.train(pack_model(module), x, y, 1.0, 0.0, ORDER, SIZES, chain, job, carry or {})
+    return trainer.train(
+        pack_model(module), SampleBatches(Samples(x, y), ORDER, SIZES), chain, job, carry or {}
+    )
 
 
 def by_hand(
@@ -138,7 +141,11 @@ def test_the_stack_runs_every_shipped_chain_as_torch_does(name):
     expected, rates, jobs = [], [], []
     for order, sizes in plans:
         jobs.append(job := local(trainer, sizes, chain=chain))
-        expected.append(trainer.train(pack_model(module), x, y, 1.0, 0.0, order, sizes, chain, job))
+        expected.append(
+            trainer.train(
+                pack_model(module), SampleBatches(Samples(x, y), order, sizes), chain, job
+            )
+        )
         rates.append(np.array([chain.compute_step_rate(s, job) for s in range(len(sizes))]))
     stack = ClientBatchTrainer(module, (5,), x, y, 1.0, 0.0, "cpu")
     w, losses, _ = stack.train(
@@ -179,12 +186,7 @@ def test_what_is_carried_goes_on_where_it_was():
     trainer = TorchTrainer(module, (5,))
     two = trainer.train(
         one.w,
-        x,
-        y,
-        1.0,
-        0.0,
-        ORDER,
-        SIZES,
+        SampleBatches(Samples(x, y), ORDER, SIZES),
         chain,
         local(trainer, SIZES, chain=chain),
         one.client_state,
@@ -375,12 +377,7 @@ def test_fixed_parameters_never_travel_and_never_move():
     trainer = TorchTrainer(module, (5,))
     done = trainer.train(
         pack_model(module),
-        x,
-        y,
-        1,
-        0,
-        ORDER,
-        SIZES,
+        SampleBatches(Samples(x, y), ORDER, SIZES),
         UpdateChain(),
         local(trainer, SIZES, chain=UpdateChain()),
     )
@@ -558,3 +555,33 @@ def test_old_files_may_say_in_the_trainer_how_much_clients_train():
 
 def test_a_task_without_an_update_is_plain_sgd():
     assert Task("a", 0, 1, 0).update is None
+
+
+class PartlyUsed(nn.Module):
+    """An embedding with sparse gradients, a linear layer, and one that no output depends on."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.head = nn.Embedding(6, 2, sparse=True), nn.Linear(2, 3)
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, ids):
+        return self.head(self.tokens(ids).mean(1))
+
+
+def test_a_step_uses_the_gradients_of_its_own_batch_only():
+    """Two steps on different ids, beside torch.optim.SGD: rows of the embedding that only the first
+    batch uses move once, and parameters without a gradient stay.
+    """
+    module, ids = PartlyUsed(), torch.tensor([[0, 1], [1, 2], [3, 4], [4, 5]])
+    y, order, sizes = torch.tensor([0, 1, 2, 0]), np.arange(4), np.array([2, 2])
+    trainer, chain = TorchTrainer(module, (2,)), UpdateChain((SGD(0.5),))
+    batches = SampleBatches(Samples(ids, y), order, sizes)
+    done = trainer.train(pack_model(module), batches, chain, local(trainer, sizes, chain=chain))
+    optimiser = torch.optim.SGD(module.parameters(), 0.5)
+    for some in (slice(0, 2), slice(2, 4)):
+        optimiser.zero_grad()
+        F.cross_entropy(module(ids[some]), y[some]).backward()
+        optimiser.step()
+    torch.testing.assert_close(done.w, pack_model(module))
+    assert all(p.grad is None for p in trainer.net.parameters())

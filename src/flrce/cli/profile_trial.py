@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from flrce.config.experiment import Experiment
 from flrce.core.types import LocalWork, Task
@@ -15,6 +14,7 @@ from flrce.devices.costs import count_step_traffic, training_flops
 from flrce.errors import BadInput
 from flrce.models.nets import PAPER_CNNS, build_network
 from flrce.simulation.build import build_data_and_model, choose_device
+from flrce.training.batches import SampleBatches, Samples
 from flrce.training.links import ClientContext
 from flrce.training.objectives import Classification
 from flrce.training.optimizers import SGD
@@ -53,7 +53,7 @@ def build_named_trial(name: str) -> SpeedTrial:
     return SpeedTrial(
         name,
         training_flops(net, shape),
-        lambda size: build_step_function(trainer, x, y, 1.0, 0.0, size, chain),
+        lambda size: build_step_function(trainer, Samples(x, y), size, chain),
         traffic=count_step_traffic(net, shape),
     )
 
@@ -78,10 +78,11 @@ def build_experiment_trial(file: Path, overrides: Sequence[str], trust: bool = F
             f"{file}: the FLOPs of its network are unknown, so that nothing can be fitted to them"
         )
     chain: Any = recipe.update
-    x, y, batch = federation.x.to(device), federation.y.to(device), max(recipe.work.batch, 2)
+    batch = max(recipe.work.batch, 2)
+    samples = Samples(federation.x.to(device), federation.y.to(device), source.scale, source.shift)
 
     def build_step(size: int) -> Callable[[], int]:
-        return build_step_function(trainer, x, y, source.scale, source.shift, size, chain)
+        return build_step_function(trainer, samples, size, chain)
 
     fitted = (max(batch // 8, 1), batch)
     others = tuple(sorted({max(batch // 4, 1), max(batch // 2, 1), 2 * batch} - set(fitted)))
@@ -89,14 +90,7 @@ def build_experiment_trial(file: Path, overrides: Sequence[str], trust: bool = F
 
 
 def build_step_function(
-    trainer: TorchTrainer,
-    x: Tensor,
-    y: Tensor,
-    scale: float,
-    shift: float,
-    size: int,
-    chain: UpdateChain,
-    count: int = 4,
+    trainer: TorchTrainer, samples: Samples, size: int, chain: UpdateChain, count: int = 4
 ) -> Callable[[], int]:
     """A function that takes `count` training steps on batches of so many samples, and says how many
     it took.
@@ -104,11 +98,12 @@ def build_step_function(
     local = ClientContext(
         Task("", 0, 1, 0, LocalWork(1, size), update=chain), count, size, trainer.layout
     )
-    order, sizes = np.arange(count * size) % len(y), np.full(count, size)
+    order, sizes = np.arange(count * size) % len(samples.y), np.full(count, size)
+    batches = SampleBatches(samples, order, sizes)
     w = trainer.w.clone()
 
     def run_steps() -> int:
-        trainer.train(w, x, y, scale, shift, order, sizes, chain, local)
+        trainer.train(w, batches, chain, local)
         return count
 
     return run_steps

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flrce.errors import BadInput
+from flrce.training.batches import Samples
 from flrce.training.client import ClientRunner
 from flrce.training.cpu import why_none
 from flrce.training.objectives import Classification, Objective
@@ -115,17 +116,8 @@ class RunnerCache:
             net, shape = copy.deepcopy(local.net), tuple(local.x.shape[1:])
             with self.tracing.hold_exclusive():
                 native = local.kernel != "torch" and not why_none(net, shape)
-            runner = ClientRunner(
-                net,
-                shape,
-                local.x,
-                local.y,
-                local.scale,
-                local.shift,
-                native,
-                local.objective,
-                local.kept,
-            )
+            samples = Samples(local.x, local.y, local.scale, local.shift)
+            runner = ClientRunner(net, shape, samples, native, local.objective, local.kept)
             runner.compiled = local.kernel != "torch"
             kept[id(local.x)] = (local.x, runner)
             for old in list(kept)[: -self.most]:

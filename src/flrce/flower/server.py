@@ -35,6 +35,7 @@ from flrce.simulation.baseline import describe_data
 from flrce.simulation.cost_model import FleetCostModel
 from flrce.storage.disk import make_folder
 from flrce.storage.run_model import write_model_card
+from flrce.training.batches import Samples
 from flrce.training.client import ClientRunner
 
 log = logging.getLogger("flrce")
@@ -157,9 +158,8 @@ def build_cost_model(
     devices = assign_devices(fleet.profile, federation.clients, experiment.seed, fleet.clients)
     devices = add_network_energy(devices, fleet.network)
     kept = experiment.build_recipe().personal
-    runner = ClientRunner(
-        net, source.shape, federation.x, federation.y, source.scale, source.shift, kept=kept
-    )
+    samples = Samples(federation.x, federation.y, source.scale, source.shift)
+    runner = ClientRunner(net, source.shape, samples, kept=kept)
     return FleetCostModel(runner, federation, devices, experiment.build_cost_model())
 
 

@@ -43,6 +43,7 @@ from flrce.flower.versions import refuse_unknown_arguments, warn_about_version
 from flrce.flower.wire import SAMPLES_KEY
 from flrce.methods.catalogue import recipes
 from flrce.methods.stopping.budget import AnyOf, CostBudget
+from flrce.training.batches import Samples
 from flrce.training.client import ClientRunner
 
 NO_SETTINGS = ("self", "fedavg", "settings")  # parameters that are not settings
@@ -294,11 +295,8 @@ class FlrceStrategy(Strategy):
             return None
         if self.sample_shape is None:
             raise BadInput("model= needs sample_shape=, such as (1, 28, 28)")
-        nothing = torch.zeros(0, *self.sample_shape)
-        labels = torch.zeros(0, dtype=torch.long)
-        return ClientRunner(
-            self.model, self.sample_shape, nothing, labels, 1.0, 0.0, kept=self.kept
-        )
+        none = Samples(torch.zeros(0, *self.sample_shape), torch.zeros(0, dtype=torch.long))
+        return ClientRunner(self.model, self.sample_shape, none, kept=self.kept)
 
     def summary(self) -> None:
         """Log what the strategy is set to."""

@@ -334,11 +334,8 @@ def unpack_model(module: nn.Module, w: Tensor, where: ModelLayout | None = None)
     return module
 
 
-def bind_to_vector(
-    module: nn.Module, w: Tensor, g: Tensor, where: ModelLayout | None = None
-) -> nn.Module:
-    """Make the module live inside w: parameters and buffers become views of w, gradients views of g
-    (trainable,).
+def bind_to_vector(module: nn.Module, w: Tensor, where: ModelLayout | None = None) -> nn.Module:
+    """Make the module live inside w: parameters and buffers become views of w.
 
     One flat step then updates every tensor at once. `where` is the layout of w, the module's own
     unless given.
@@ -347,8 +344,7 @@ def bind_to_vector(
     views = where.view_tensors(w)
     for name, p in module.named_parameters():
         if p.requires_grad:
-            p.data = views[name]
-            p.grad = g[where[name].span].view(p.shape)
+            p.data, p.grad = views[name], None
     for path, sub in module.named_modules():
         for name, b in list(sub.named_buffers(recurse=False)):
             full = f"{path}.{name}" if path else name

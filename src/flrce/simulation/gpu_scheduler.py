@@ -195,11 +195,10 @@ class GpuScheduler:
         runner = self.runner
         trainer = runner.get_trainer(task.part, fused=False)
         assert isinstance(trainer, TorchTrainer)
-        samples = (runner.x, runner.y, runner.scale, runner.shift, task.order, task.sizes)
         with runner.lock:
             return trainer.train(
                 task.start,
-                *samples,
+                task.batches,
                 task.update,
                 task.local,
                 extract_link_state(state),

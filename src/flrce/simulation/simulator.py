@@ -39,6 +39,7 @@ from flrce.simulation.evaluation import (
 )
 from flrce.simulation.worker_pool import WorkerFailure
 from flrce.simulation.workers import SampleScores, TaskInputs, Workers
+from flrce.training.batches import Samples
 from flrce.training.client import ClientRunner, find_personal_state
 from flrce.training.free_riders import make_free_rider_reply
 from flrce.training.objectives import Classification, Objective
@@ -66,16 +67,8 @@ class Simulator(Engine):
         source = federation.source
         self.fleet_dynamics = life  # by the clock; None: everyone can be reached all the time
         self.federation, self.fleet, self.eval_every = federation, fleet, eval_every
-        self.runner = ClientRunner(
-            net,
-            source.shape,
-            federation.x,
-            federation.y,
-            source.scale,
-            source.shift,
-            objective=objective,
-            kept=kept,
-        )
+        samples = Samples(federation.x, federation.y, source.scale, source.shift)
+        self.runner = ClientRunner(net, source.shape, samples, objective=objective, kept=kept)
         self.trainable, self.size = self.runner.layout.trainable, self.runner.layout.size
         self.shapes = tuple((slot.name, slot.shape) for slot in self.runner.layout.slots)
         self.blocks = self.runner.blocks

@@ -1,6 +1,6 @@
 """The batch of one step in the torch trainer: what links may ask of it, see link.Batch."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,6 +22,7 @@ class BoundNetwork:
     def __init__(
         self,
         net: nn.Module,
+        parameters: Sequence[nn.Parameter],
         w: Tensor,
         g: Tensor,
         objective: Objective,
@@ -29,6 +30,7 @@ class BoundNetwork:
         seed: Callable[[], int],
     ) -> None:
         self.net, self.w, self.g, self.objective = net, w, g, objective
+        self.parameters = parameters  # all that train, in the order of w
         self.random, self.seed = random, seed
         self.seen: Tensor | None = None  # what the last layer was given last
         self.generator: Generator | None = None
@@ -52,6 +54,20 @@ class BoundNetwork:
         if self.generator is None:
             self.generator = Generator().manual_seed(self.seed())
         return self.generator
+
+    def write_gradient(self, total: Tensor) -> None:
+        """The gradient of a scalar, into g; 0 for parameters that it does not depend on.
+
+        They are collected once. Were each parameter's `grad` a view of g, it would first be set to
+        0 and then added to: two more passes over a model's memory in each step.
+        """
+        try:
+            total.backward()
+            with torch.no_grad():
+                torch.cat([_flatten_gradient(p) for p in self.parameters], out=self.g)
+        finally:
+            for p in self.parameters:
+                p.grad = None
 
     @contextmanager
     def use_weights(self, point: Tensor) -> Iterator[None]:
@@ -81,6 +97,13 @@ class BoundNetwork:
             torch.cuda.set_rng_state(state, self.w.device)
         else:
             torch.set_rng_state(state)
+
+
+def _flatten_gradient(p: nn.Parameter) -> Tensor:
+    """(p.numel(),) what a backward pass left at a parameter."""
+    if p.grad is None:
+        return torch.zeros(p.numel(), dtype=p.dtype, device=p.device)
+    return p.grad.to_dense().reshape(-1)  # of an embedding it may be sparse
 
 
 class TrainingStep:
@@ -129,8 +152,7 @@ class TrainingStep:
     def gradient_at(self, at: Tensor) -> Tensor:
         with self._replay_randomness(), self.scene.use_weights(at), torch.enable_grad():
             other = TrainingStep(self.scene, self.x, self.y, self.step, self.rate, self.terms)
-            self.scene.g.zero_()
-            other.compute_total_loss(other.losses()).backward()
+            self.scene.write_gradient(other.compute_total_loss(other.losses()))
             return self.scene.g.clone()
 
     def sample_gradients(self, at: Tensor | None = None) -> Tensor:
@@ -157,8 +179,7 @@ class TrainingStep:
                     self.rate,
                     self.terms,
                 )
-                self.scene.g.zero_()
-                one.compute_total_loss(one.losses()).backward()
+                self.scene.write_gradient(one.compute_total_loss(one.losses()))
                 found[i] = self.scene.g
         return found
 

@@ -1,12 +1,46 @@
 """Which samples a client trains on, in which order: computed ahead, the same for every engine."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from flrce.core.types import Task
+from flrce.models.inputs import scale_inputs
 from flrce.rng import make_stream
 
 IndexArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Samples as they are stored; a network sees x * scale + shift, token ids as they are."""
+
+    x: Tensor  # (n, ...)
+    y: Tensor  # (n, ...) targets
+    scale: float = 1.0
+    shift: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class SampleBatches:
+    """The batches that a client trains on: consecutive pieces of `order`, of these `sizes`."""
+
+    samples: Samples
+    order: IndexArray  # samples of all batches, concatenated
+    sizes: IndexArray
+
+    def iter_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Inputs as the network sees them, and targets."""
+        x, y = self.samples.x, self.samples.y
+        where = torch.from_numpy(self.order).to(x.device)
+        for index in where.split(self.sizes.tolist()) if len(self.sizes) else ():
+            # index_select is ten times as fast as x[index]
+            inputs = scale_inputs(x.index_select(0, index), self.samples.scale, self.samples.shift)
+            yield inputs, y[index]
 
 
 def compute_batch_sizes(n: int, batch: int, normalised: bool) -> IndexArray:

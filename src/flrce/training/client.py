@@ -4,7 +4,7 @@ for.
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from threading import Lock
 from typing import Any
@@ -29,7 +29,7 @@ from flrce.models.slicing import (
     slice_network,
 )
 from flrce.rng import make_stream
-from flrce.training.batches import compute_batch_sizes, draw_batches
+from flrce.training.batches import SampleBatches, Samples, compute_batch_sizes, draw_batches
 from flrce.training.cpu import Kernel, KernelUnavailable, kernel
 from flrce.training.links import PERSONAL_MODEL_KEY, ClientContext
 from flrce.training.objectives import Classification, Objective
@@ -51,10 +51,19 @@ class PreparedTask:
     task: Task
     part: ModelPart
     start: Tensor  # the local vector: what the client holds of w, and what it keeps
-    order: IndexArray  # samples of all batches, concatenated
-    sizes: IndexArray  # of the batches
+    batches: SampleBatches
     local: ClientContext
     update: UpdateChain
+
+    @property
+    def order(self) -> IndexArray:
+        """Samples of all batches, concatenated."""
+        return self.batches.order
+
+    @property
+    def sizes(self) -> IndexArray:
+        """Of the batches."""
+        return self.batches.sizes
 
 
 class ClientRunner:
@@ -69,10 +78,7 @@ class ClientRunner:
         self,
         net: nn.Module,
         shape: tuple[int, ...],
-        x: Tensor,
-        y: Tensor,
-        scale: float,
-        shift: float,
+        samples: Samples,
         native: bool = False,
         objective: Objective = Classification(),
         kept: Sequence[str] = (),
@@ -82,7 +88,8 @@ class ClientRunner:
         # whether layers that torch trains go by compiled code where there is some
         self.compiled = False
         self.net, self.shape, self.objective, self.kept = net, shape, objective, tuple(kept)
-        self.x, self.y, self.scale, self.shift = x, y, scale, shift
+        self.samples, self.x, self.y = samples, samples.x, samples.y
+        self.scale, self.shift = samples.scale, samples.shift
         self.layout = make_layout(net, kept)
         self.own = pack_personal(net, self.layout)  # what a client keeps before its first task
         self.normalised = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in net.modules())
@@ -173,10 +180,8 @@ class ClientRunner:
 
     def to_device(self, device: str) -> "ClientRunner":
         """The same on another device."""
-        x, y = self.x.to(device), self.y.to(device)
-        there = ClientRunner(
-            self.net, self.shape, x, y, self.scale, self.shift, False, self.objective, self.kept
-        )
+        samples = replace(self.samples, x=self.x.to(device), y=self.y.to(device))
+        there = ClientRunner(self.net, self.shape, samples, False, self.objective, self.kept)
         there.precision = self.precision
         return there
 
@@ -231,21 +236,14 @@ class ClientRunner:
 
     def _build_torch_trainer(self, part: ModelPart) -> TorchTrainer:
         """Torch, with gradients by a fused kernel where there is one."""
-        gradients = None
+        device, precision = self.x.device, self.precision
+        trainer = TorchTrainer(
+            part.net, self.shape, self.objective, self.kept, device, precision, self.compiled
+        )
         if self.native and not self.explain_unfused_gradients():
             with suppress(KernelUnavailable):
-                gradients = kernel(part.net, self.shape)
-        device = self.x.device
-        return TorchTrainer(
-            part.net,
-            self.shape,
-            self.objective,
-            self.kept,
-            device,
-            self.precision,
-            gradients,
-            self.compiled,
-        )
+                trainer.kernel = kernel(part.net, self.shape)
+        return trainer
 
     def prepare_task(
         self, w: Tensor, task: Task, index: IndexArray, client_state: Mapping[str, Tensor]
@@ -262,8 +260,7 @@ class ClientRunner:
             task,
             part,
             start,
-            index[order],
-            sizes,
+            SampleBatches(self.samples, index[order], sizes),
             ClientContext(task, len(sizes), len(index), where, samples=index),
             update,
         )
@@ -321,16 +318,13 @@ class ClientRunner:
         """Train one job here and now; `into` as in `reply`."""
         if not len(job.sizes):
             return make_no_batch_reply(job)
-        found = match_plain_sgd(job.update, job.local)
-        fused = not self.explain_unfused(job.task, len(job.sizes))
+        fused = self.native and not self.explain_unfused(job.task, len(job.sizes))
         trainer = self.get_trainer(job.part, fused)
-        samples = (self.x, self.y, self.scale, self.shift, job.order, job.sizes)
         if isinstance(trainer, Kernel):
+            found = match_plain_sgd(job.update, job.local)
             assert isinstance(found, PlainSGD)
             first = job.task.part.first
-            new = trainer.train(
-                job.start, *samples, lr=found.lr, mu=found.mu, first=first, squared=found.squared
-            )
+            new = trainer.train(job.start, job.batches, found.lr, found.mu, first, found.squared)
             return self.build_reply(job, TrainingResult(*new), client_state, into)
         kept = {
             name.removeprefix(LINK_STATE_PREFIX): value
@@ -338,7 +332,9 @@ class ClientRunner:
             if name.startswith(LINK_STATE_PREFIX)
         }
         with self.lock:
-            done = trainer.train(job.start, *samples, job.update, job.local, kept, job.task.augment)
+            done = trainer.train(
+                job.start, job.batches, job.update, job.local, kept, job.task.augment
+            )
         return self.build_reply(job, done, client_state, into)
 
     def evaluate(

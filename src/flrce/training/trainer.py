@@ -7,12 +7,10 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flrce.core import device_transfer
@@ -24,16 +22,17 @@ from flrce.models.flat import bind_to_vector, make_layout
 from flrce.models.inputs import scale_inputs
 from flrce.rng import make_stream
 from flrce.training.batch_step import BoundNetwork, TrainingStep
+from flrce.training.batches import SampleBatches, Samples
 from flrce.training.cpu import Kernel
 from flrce.training.cpu.cells import compile_gru_layers
 from flrce.training.cpu.shortcuts import Shortcuts, find_widest_layer, is_worth_compiling
-from flrce.training.links import ClientContext, Link
+from flrce.training.links import ClientContext, Link, NamedTensors
 from flrce.training.objectives import Classification, Objective, validate_per_sample
 from flrce.training.pooling_layers import use_fast_pools
 from flrce.training.precision import Precision, autocast_network, use_deterministic_kernels
 from flrce.training.update_chain import UpdateChain
 
-IndexArray = NDArray[np.int64]
+LinkStates = tuple[NamedTensors, ...]  # of each link of the update
 # samples an evaluation looks at together: fits the cache, where one giant batch does not
 EVALUATION_CHUNK_SAMPLES = 250
 
@@ -51,6 +50,30 @@ class TrainingResult:
     extras: Mapping[str, Tensor] = field(default_factory=dict)  # what they send back
 
 
+@dataclass(frozen=True, eq=False)
+class LocalRound:
+    """What stays the same over the steps of a client's round."""
+
+    scene: BoundNetwork
+    update: UpdateChain
+    local: ClientContext
+    augment: tuple[Any, ...]
+    frozen: tuple[slice, ...]  # coordinates that do not move
+
+    @cached_property
+    def generator(self) -> torch.Generator:
+        """What the transforms draw from."""
+        return torch.Generator().manual_seed(_derive_seed(self.local.task, "augment"))
+
+    def prepare_batch(self, step: int, x: Tensor, y: Tensor, states: LinkStates) -> TrainingStep:
+        """Step number `step`: its transformed inputs, its rate, the links' terms of the loss."""
+        for transform in self.augment:
+            x = transform(x, self.generator)
+        rate = self.update.compute_step_rate(step, self.local)
+        terms = partial(self.update.compute_loss_terms, states=states)
+        return TrainingStep(self.scene, x, y, step, rate, terms)
+
+
 class TorchTrainer:
     """One network bound to one flat vector, reused for every client that a worker trains."""
 
@@ -62,11 +85,10 @@ class TorchTrainer:
         kept: Sequence[str] = (),
         device: str | torch.device = "cpu",
         precision: Precision = "float32",
-        kernel: Kernel | None = None,
         compiled: bool = False,
     ) -> None:
         # finds gradients faster than autograd, where links want nothing else of a batch
-        self.kernel = kernel
+        self.kernel: Kernel | None = None
         self.layout, self.objective, self.shape = make_layout(net, kept), objective, shape
         self.where = self.layout.local_layout
         self.w = torch.zeros(self.where.size, device=device)
@@ -76,7 +98,7 @@ class TorchTrainer:
         if compiled:
             self.net = compile_gru_layers(self.net)
         self.widest = find_widest_layer(self.net) if compiled else 0  # weights of one layer
-        self.net = bind_to_vector(self.net, self.w, self.g, self.where)
+        self.net = bind_to_vector(self.net, self.w, self.where)
         self.net = autocast_network(self.net, self.w.device, precision)
         self.given = net  # with the layers that a chain knows
         self.learning = [p for p in self.net.parameters() if p.requires_grad]
@@ -92,12 +114,7 @@ class TorchTrainer:
     def train(
         self,
         w: Tensor,
-        x: Tensor,
-        y: Tensor,
-        scale: float,
-        shift: float,
-        order: IndexArray,
-        sizes: IndexArray,
+        batches: SampleBatches,
         update: UpdateChain,
         local: ClientContext,
         client_state: Mapping[str, Tensor] = {},
@@ -105,106 +122,102 @@ class TorchTrainer:
     ) -> TrainingResult:
         """Train from the local vector w (size,) on these batches.
 
-        x (n, ...), y (n, ...); `order` holds the sample indices of all batches, `sizes` the
-        batches' lengths. Blocks before the task's first one are frozen, their BatchNorms in eval
-        mode.
+        Blocks before the task's first one are frozen, their BatchNorms in eval mode.
         """
         self.w.copy_(w)
-        weights = self.w[: self.where.trainable]
-        frozen = self._freeze_blocks(local.task.part.first)
-        losses, squares = torch.zeros(2, len(sizes), device=self.w.device)
-        done_steps = 0
-        where = torch.from_numpy(order).to(x.device)
-        local, client_state = self._move_context(local), self._to_own_device(client_state)
-        if local.samples is not None:
-            index = torch.from_numpy(local.samples).to(x.device)
-            local = replace(
-                local, mean_loss=partial(self._compute_mean_loss, x, y, scale, shift, index)
-            )
+        samples = batches.samples
+        local = self._move_context(local, samples)
+        client_state = self._to_own_device(client_state)
         task = local.task
-        rng = torch.Generator().manual_seed(_derive_seed(task, "augment")) if augment else None
-        states = update.begin_round(weights, local, client_state)
-        alone = next((link for link in update.links if link.estimates_gradient), None)
-        two = scale_inputs(x[:2], scale, shift)
+        frozen = self._freeze_blocks(task.part.first)
+        states = update.begin_round(self.w[: self.where.trainable], local, client_state)
+        two = scale_inputs(samples.x[:2], samples.scale, samples.shift)
         with (
-            self._use_trainer_kernels(x, max(sizes, default=0)),
+            self._use_trainer_kernels(samples.x, max(batches.sizes, default=0)),
             self._seed_random_layers(two, _derive_seed(task, "layers")),
         ):
             self._reset_module_state()
-            scene = BoundNetwork(
-                self.net,
-                self.w,
-                self.g,
-                self.objective,
-                self.random[True],
-                partial(_derive_seed, task, "links"),
-            )
+            scene = self._bind_client(task)
+            this_round = LocalRound(scene, update, local, tuple(augment), tuple(frozen))
             with scene.record_features() if update.needs_batch else nullcontext():
-                for step, index in enumerate(where.split(sizes.tolist()) if len(sizes) else ()):
-                    self.g.zero_()
-                    # ten times as fast as x[index]
-                    batch = scale_inputs(x.index_select(0, index), scale, shift)
-                    for transform in augment:
-                        batch = transform(batch, rng)
-                    rate = update.compute_step_rate(step, local)
-                    one = TrainingStep(
-                        scene,
-                        batch,
-                        y[index],
-                        step,
-                        rate,
-                        partial(update.compute_loss_terms, states=states),
-                    )
-                    if self.kernel is not None and alone is None and not update.needs_batch:
-                        loss = self.kernel.gradient(
-                            self.w, batch, y[index], self.g, task.part.first
-                        )
-                    elif alone is None:
-                        loss = self._backpropagate(one)
-                    else:
-                        loss = self._estimate_gradient(
-                            alone, one, weights, states[update.links.index(alone)]
-                        )
-                    with torch.no_grad():
-                        losses[step], squares[step] = loss.mean(), loss.square().mean()
-                        direction, states = update.step(self.g, weights, states, one)
-                        for span in frozen:
-                            direction[span] = 0
-                        for mask in update.frozen_coordinates(states):
-                            direction = direction.masked_fill(mask, 0)
-                        weights.sub_(direction, alpha=rate)
-                    done_steps = step + 1
-                    if update.ends_training(states):
-                        break
+                losses, squares, states = self._take_steps(this_round, batches, states)
         self._unfreeze_blocks()
         self._rebind_buffers()
-        stays, sent = update.end_round(weights, states)
+        stays, sent = update.end_round(self.w[: self.where.trainable], states)
         sent = {name: value.cpu() for name, value in sent.items()}
         stays = {name: value.cpu() for name, value in stays.items()}
         done = self.w.clone() if w.device == self.w.device else device_transfer.to_host(self.w)
-        losses, squares = losses[:done_steps].cpu(), squares[:done_steps].cpu()
-        return TrainingResult(done, losses, squares, stays, sent)
+        return TrainingResult(done, losses.cpu(), squares.cpu(), stays, sent)
 
-    def _backpropagate(self, one: TrainingStep) -> Tensor:
+    def _bind_client(self, task: Any) -> BoundNetwork:
+        """The network with this task's randomness."""
+        named = dict(self.net.named_parameters())
+        parameters = [named[slot.name] for slot in self.where.slots if slot.trainable]
+        seed = partial(_derive_seed, task, "links")
+        random = self.random[True]
+        return BoundNetwork(self.net, parameters, self.w, self.g, self.objective, random, seed)
+
+    def _take_steps(
+        self, this_round: LocalRound, batches: SampleBatches, states: LinkStates
+    ) -> tuple[Tensor, Tensor, LinkStates]:
+        """(mean loss of each batch before its step, mean squared loss, the links' last states)."""
+        losses, squares = torch.zeros(2, len(batches.sizes), device=self.w.device)
+        update, done_steps = this_round.update, 0
+        for step, (x, y) in enumerate(batches.iter_batches()):
+            batch = this_round.prepare_batch(step, x, y, states)
+            loss = self._compute_gradient(this_round, batch, states)
+            with torch.no_grad():
+                losses[step], squares[step] = loss.mean(), loss.square().mean()
+                states = self._move_weights(this_round, batch, states)
+            done_steps = step + 1
+            if update.ends_training(states):
+                break
+        return losses[:done_steps], squares[:done_steps], states
+
+    def _move_weights(
+        self, this_round: LocalRound, batch: TrainingStep, states: LinkStates
+    ) -> LinkStates:
+        """One step along what the links make of the gradient; their states after it."""
+        weights = self.w[: self.where.trainable]
+        direction, states = this_round.update.step(self.g, weights, states, batch)
+        for span in this_round.frozen:
+            direction[span] = 0
+        for mask in this_round.update.frozen_coordinates(states):
+            direction = direction.masked_fill(mask, 0)
+        weights.sub_(direction, alpha=batch.rate)
+        return states
+
+    def _compute_gradient(
+        self, this_round: LocalRound, batch: TrainingStep, states: LinkStates
+    ) -> Tensor:
+        """(n,) losses; the gradient of their mean, or what a link estimates, is in g."""
+        update = this_round.update
+        for link, state in zip(update.links, states, strict=True):
+            if link.estimates_gradient:
+                return self._estimate_gradient(link, batch, state)
+        if self.kernel is not None and not update.needs_batch:
+            first = this_round.local.task.part.first
+            return self.kernel.gradient(self.w, batch.x, batch.y, self.g, first)
+        return self._backpropagate(batch)
+
+    def _backpropagate(self, batch: TrainingStep) -> Tensor:
         """(n,) losses; their mean's gradient is in g."""
         try:
-            loss = one.losses()
-            one.compute_total_loss(loss).backward()
+            loss = batch.losses()
+            batch.scene.write_gradient(batch.compute_total_loss(loss))
         except (BadInput, torch.OutOfMemoryError):
             raise
         except Exception as why:  # whatever a network of the user's may raise
-            shape, name = tuple(one.x.shape), type(self.given).__name__
+            shape, name = tuple(batch.x.shape), type(self.given).__name__
             raise BadInput(
                 f"{name} cannot be trained on a batch of shape {shape}: {describe_exception(why)}"
             ) from why
         return loss
 
-    def _estimate_gradient(
-        self, link: Link, one: TrainingStep, weights: Tensor, state: Any
-    ) -> Tensor:
+    def _estimate_gradient(self, link: Link, batch: TrainingStep, state: Any) -> Tensor:
         """(n,) losses; the gradient that the link found is in g."""
         with torch.no_grad():
-            loss, g = link.estimate(one.losses, weights, state)
+            loss, g = link.estimate(batch.losses, self.w[: self.where.trainable], state)
             self.g.copy_(g)
         return loss
 
@@ -233,11 +246,15 @@ class TorchTrainer:
     def _to_own_device(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: value.to(self.w.device) for name, value in tensors.items()}
 
-    def _move_context(self, local: ClientContext) -> ClientContext:
+    def _move_context(self, local: ClientContext, samples: Samples) -> ClientContext:
         """What the client knows, with its model and the tensors of its task on this device."""
         task = local.task
         task = replace(task, tensors=self._to_own_device(task.tensors)) if task.tensors else task
-        return replace(local, task=task, whole=self.w)
+        local = replace(local, task=task, whole=self.w)
+        if local.samples is None:
+            return local
+        index = torch.from_numpy(local.samples).to(samples.x.device)
+        return replace(local, mean_loss=partial(self._compute_mean_loss, samples, index))
 
     def evaluate(
         self, w: Tensor, x: Tensor, y: Tensor, scale: float, shift: float
@@ -273,10 +290,9 @@ class TorchTrainer:
         self._rebind_buffers()
         return {name: torch.cat(parts) for name, parts in found.items()}
 
-    def _compute_mean_loss(
-        self, x: Tensor, y: Tensor, scale: float, shift: float, index: Tensor
-    ) -> float:
+    def _compute_mean_loss(self, samples: Samples, index: Tensor) -> float:
         """The mean loss of these samples at w as it is now, in eval mode; nothing changes."""
+        x, y, scale, shift = samples.x, samples.y, samples.scale, samples.shift
         modes = [(module, module.training) for module in self.net.modules()]
         self.net.eval()
         total = 0.0

@@ -69,7 +69,7 @@ class UpdateChain:
         """How far step number `step` (from 0) of this round goes."""
         last = self.links[-1]
         factor = last.schedule(step, local.steps, local.task.t, local.task.rounds)
-        if not isinstance(factor, SupportsFloat) or not math.isfinite(factor):
+        if not isinstance(factor, int | float | SupportsFloat) or not math.isfinite(factor):
             name = type(last.schedule).__name__
             raise BadInput(
                 f"{name} gave {factor!r:.60} for step {step} of round {local.task.t}; return a"

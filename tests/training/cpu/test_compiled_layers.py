@@ -17,6 +17,7 @@ from flrce.core.c_compiler import KernelUnavailable, Processor
 from flrce.core.types import LocalWork, Task
 from flrce.models.gpt import GPT
 from flrce.simulation.workers import start_workers
+from flrce.training.batches import Samples
 from flrce.training.client import ClientRunner
 from flrce.training.cpu import layers, shortcuts
 from flrce.training.cpu.shares import count_attention_bytes
@@ -363,7 +364,7 @@ def test_workers_take_what_attention_keeps():
     """A batch of 5 samples at most; 400 bytes less than two workers want leave one."""
     net = GPT(50, 50, 32, every=True, layers=1, width=64, heads=4)
     ids = torch.randint(50, (9, 32), generator=torch.Generator().manual_seed(0))
-    runner = ClientRunner(net, (32,), ids, ids, 1.0, 0.0, objective=NextToken())
+    runner = ClientRunner(net, (32,), Samples(ids, ids), objective=NextToken())
     task = Task("", 0, 1, 0, LocalWork(batch=5))
     each = 4 * 10 * sum(p.numel() for p in net.parameters()) + 5 * 4 * 4 * 32 * 32
     for left, count in ((None, 3), (2 * each, 2), (2 * each - 400, 1), (0, 1)):

@@ -23,6 +23,7 @@ from flrce.errors import BadInput
 from flrce.models.flat import make_layout, pack_model, unpack_model
 from flrce.models.nets import PAPER_CNNS
 from flrce.models.nets import build_network as named
+from flrce.training.batches import SampleBatches, Samples
 from flrce.training.cpu import Kernel, kernel, why_none
 from flrce.training.cpu.blocks import split_blocks
 from flrce.training.cpu.emit import source
@@ -115,7 +116,7 @@ class NearbyRuns:
 
 def assert_trains_alike(k, net, w, x, y, sizes, lr, tolerance=2e-4, seed=0, **options):
     order, sizes = batches(len(x), sizes, seed)
-    got = k.train(w, x, y, SCALE, SHIFT, order, sizes, lr, **options)
+    got = k.train(w, SampleBatches(Samples(x, y, SCALE, SHIFT), order, sizes), lr, **options)
     assert_same_training(
         lambda start: by_torch(net, start, x, y, order, sizes, lr, **options),
         net, w, got, tolerance, options.get("squared", True),
@@ -376,7 +377,9 @@ def test_a_linear_layer_by_hand():
     net = nn.Sequential(nn.Linear(2, 2))
     x, y = torch.tensor([[1.0, 2.0]]), torch.tensor([0])
     k = compiled(net, (2,))
-    w, loss, square = k.train(torch.zeros(6), x, y, 1.0, 0.0, np.array([0]), np.array([1]), lr=2.0)
+    w, loss, square = k.train(
+        torch.zeros(6), SampleBatches(Samples(x, y), np.array([0]), np.array([1])), lr=2.0
+    )
     assert w.tolist() == [1.0, 2.0, -1.0, -2.0, 1.0, -1.0]
     assert loss.item() == pytest.approx(np.log(2))
     assert square.item() == pytest.approx(np.log(2) ** 2)
@@ -399,7 +402,7 @@ def test_a_diverged_net_shows_it():
     w = pack_model(MIXED)
     w[0] = float("nan")
     order, sizes = batches(20, [16], 0)
-    after, losses, _ = k.train(w, x, y, SCALE, SHIFT, order, sizes, 0.1)
+    after, losses, _ = k.train(w, SampleBatches(Samples(x, y, SCALE, SHIFT), order, sizes), 0.1)
     assert losses.isnan().all()
     assert after.isnan().any()
 
@@ -426,12 +429,17 @@ def test_same_bits_on_every_thread_and_call():
 
     def work(i: int) -> Tensor:
         if i % 2:  # other shapes of work in between must leave no trace
-            k.train(w, x, y, SCALE, SHIFT, order[:3], np.array([3]), 0.5, first=i % 4)
+            k.train(
+                w,
+                SampleBatches(Samples(x, y, SCALE, SHIFT), order[:3], np.array([3])),
+                0.5,
+                first=i % 4,
+            )
             k.evaluate(w, x[:i], y[:i], SCALE, SHIFT)
             k.gradient(w.clone(), x[:40].float(), y[:40], torch.zeros(make_layout(MIXED).trainable))
         return torch.cat(
             [
-                *k.train(w, x, y, SCALE, SHIFT, order, sizes, 0.1, mu=0.2),
+                *k.train(w, SampleBatches(Samples(x, y, SCALE, SHIFT), order, sizes), 0.1, mu=0.2),
                 k.evaluate(w, x, y, SCALE, SHIFT)[1],
             ]
         )
@@ -445,7 +453,9 @@ def test_frozen_blocks_keep_every_bit():
     k, w = compiled(MIXED, (2, 12, 16)), scramble(MIXED, 1)
     x, y = data((2, 12, 16), 5, 30, 4)
     order, sizes = batches(30, [16, 16], 5)
-    after, _, _ = k.train(w, x, y, SCALE, SHIFT, order, sizes, 0.1, mu=0.2, first=2)
+    after, _, _ = k.train(
+        w, SampleBatches(Samples(x, y, SCALE, SHIFT), order, sizes), 0.1, mu=0.2, first=2
+    )
     for slot in make_layout(MIXED).slots:
         same = torch.equal(after[slot.span], w[slot.span])
         assert same == (int(slot.name.split(".")[0]) < 7 or slot.name == "7.bias"), (
@@ -457,7 +467,7 @@ def test_no_steps_change_nothing():
     k, w = compiled(MIXED, (2, 12, 16)), scramble(MIXED, 1)
     x, y = data((2, 12, 16), 5, 3, 4)
     none = np.array([], np.int64)
-    after, losses, squares = k.train(w, x, y, SCALE, SHIFT, none, none, 0.1)
+    after, losses, squares = k.train(w, SampleBatches(Samples(x, y, SCALE, SHIFT), none, none), 0.1)
     assert torch.equal(after, w)
     assert len(losses) == len(squares) == 0
 
@@ -477,8 +487,9 @@ def test_bad_calls_are_refused():
         ({}, "no variance"),
     ]:
         call = {"w": w, "x": x, "y": y, "order": one[0], "sizes": one[1]} | changed
+        batches = SampleBatches(Samples(call["x"], call["y"]), call["order"], call["sizes"])
         with pytest.raises(BadInput, match=said):
-            k.train(scale=1.0, shift=0.0, lr=0.1, **call)
+            k.train(call["w"], batches, 0.1, first=call.get("first", 0))
 
 
 def test_what_is_not_supported_says_why():
@@ -577,8 +588,9 @@ def test_processes_may_build_at_the_same_time(tmp_path):
     compiled(nn.Sequential(nn.Linear(3, 2)), (3,))
     code = (
         "from torch import nn, ones, tensor; import numpy as np; from flrce.training.cpu import"
-        " kernel\nk = kernel(nn.Sequential(nn.Linear(3, 7)), (3,))\nw, _, _ = k.train(ones(28),"
-        " ones(1, 3), tensor([1]), 1.0, 0.0, np.array([0]), np.array([1]),"
+        " kernel; from flrce.training.batches import SampleBatches, Samples\nk ="
+        " kernel(nn.Sequential(nn.Linear(3, 7)), (3,))\nbatches = SampleBatches(Samples(ones(1, 3),"
+        " tensor([1])), np.array([0]), np.array([1]))\nw, _, _ = k.train(ones(28), batches,"
         " 7.0)\nprint(round(w.sum().item(), 3), round(w[1].item() + 1, 3))"
     )
     environment = {**os.environ, "FLRCE_CACHE": str(tmp_path), "OMP_NUM_THREADS": "1"}

@@ -178,4 +178,4 @@ def test_a_client_ends_at_the_same_bits(name, shape, first):
 
 def rebound(bench, net):
     """The network as it was given, in the bench's memory."""
-    return bind_to_vector(copy.deepcopy(net), bench.w, bench.g)
+    return bind_to_vector(copy.deepcopy(net), bench.w)

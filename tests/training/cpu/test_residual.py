@@ -20,6 +20,7 @@ from flrce.core.host import run_in_child
 from flrce.models.flat import make_layout, pack_model, unpack_model
 from flrce.models.nets import build_network as named
 from flrce.models.resnet import ResNet
+from flrce.training.batches import SampleBatches, Samples
 from flrce.training.cpu import Kernel, check, kernel, why_none
 
 SCALE, SHIFT = 1 / 64, -2.0
@@ -77,7 +78,9 @@ def assert_like_torch(k, net, w, x, y):
     evaluation.
     """
     n = len(x)
-    got, _, _ = k.train(w, x, y, SCALE, SHIFT, np.arange(n), np.array([n]), 1.0)
+    got, _, _ = k.train(
+        w, SampleBatches(Samples(x, y, SCALE, SHIFT), np.arange(n), np.array([n])), 1.0
+    )
     want, losses = by_torch(net, w, x, y, [n], 1.0)
     after, g = w.clone(), torch.full((make_layout(net).trainable,), 7.0)
     each = k.gradient(after, x.float() * SCALE + SHIFT, y, g)
@@ -91,7 +94,9 @@ def assert_like_torch(k, net, w, x, y):
         else:
             assert torch.equal(after[slot.span], got[slot.span]), slot.name
     sizes = [n // 2, n - n // 2]
-    got, losses, _ = k.train(w, x, y, SCALE, SHIFT, np.arange(n), np.array(sizes), 0.05, mu=0.3)
+    got, losses, _ = k.train(
+        w, SampleBatches(Samples(x, y, SCALE, SHIFT), np.arange(n), np.array(sizes)), 0.05, mu=0.3
+    )
     want, losses_want = by_torch(net, w, x, y, sizes, 0.05, mu=0.3)
     np.testing.assert_allclose(losses, losses_want, rtol=1e-3, atol=1e-4)
     assert (got - want).norm() <= 5e-3 * (want - w).norm() + 1e-4
@@ -190,7 +195,10 @@ def test_random_residual_networks_train_as_in_torch(made, seed, size):
     k, w, (x, y) = compiled(net, shape), scrambled(net, seed), data(shape, size, seed)
     assert_like_torch(k, net, w, x, y)
     again = [
-        k.train(w, x, y, SCALE, SHIFT, np.arange(size), np.array([size]), 0.1)[0] for _ in range(2)
+        k.train(
+            w, SampleBatches(Samples(x, y, SCALE, SHIFT), np.arange(size), np.array([size])), 0.1
+        )[0]
+        for _ in range(2)
     ]
     assert torch.equal(*again)
 

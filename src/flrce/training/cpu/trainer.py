@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flrce.errors import BadInput
+from flrce.training.batches import SampleBatches
 from flrce.training.cpu.plan import Plan
 
 EVALUATE_TILES = 4  # small enough that a tile's planes stay in the second-level cache
@@ -56,12 +57,7 @@ class Kernel:
     def train(
         self,
         w: Tensor,
-        x: Tensor,
-        y: Tensor,
-        scale: float,
-        shift: float,
-        order: NDArray[np.int64],
-        sizes: NDArray[np.int64],
+        batches: SampleBatches,
         lr: float,
         mu: float = 0.0,
         first: int = 0,
@@ -70,12 +66,13 @@ class Kernel:
         """SGD on the mean cross-entropy: (w after, loss of each step's batch before it, mean
         squared loss likewise).
 
-        Batches are consecutive pieces of `order`, of these `sizes`. mu pulls towards the first w:
-        its square (mu/2 times the squared distance), or each tensor's plain distance. Blocks before
-        `first` stay as they are, and their BatchNorms use and keep their running statistics.
+        mu pulls towards the first w: its square (mu/2 times the squared distance), or each tensor's
+        plain distance. Blocks before `first` stay as they are, and their BatchNorms use and keep
+        their running statistics.
         """
-        w, x, y = self._validate_tensors(w, x, y)
-        order, sizes = np.ascontiguousarray(order, np.int64), np.ascontiguousarray(sizes, np.int64)
+        samples = batches.samples
+        w, x, y = self._validate_tensors(w, samples.x, samples.y)
+        order, sizes = (np.ascontiguousarray(a, np.int64) for a in (batches.order, batches.sizes))
         self._check_order(order, sizes, len(x), first)
         w = w.clone()
         losses, squares = torch.empty(len(sizes)), torch.empty(len(sizes))
@@ -88,8 +85,8 @@ class Kernel:
                     x.data_ptr(),
                     x.element_size(),
                     y.data_ptr(),
-                    scale,
-                    shift,
+                    samples.scale,
+                    samples.shift,
                     order.ctypes.data,
                     sizes.ctypes.data,
                     len(sizes),
