@@ -72,3 +72,15 @@ def test_draws_stay_within_their_ranges(sensitivity):
         for name, most in sensitivity.RANGES.items():
             ratio = getattr(drawn, name) / getattr(device, name)
             assert 1 / most <= ratio <= most
+
+
+def test_the_manual_says_what_the_draws_say():
+    rows = list(csv.reader((HOME / "results/energy/sensitivity.csv").open()))
+    pairs = {row[0]: row for row in rows if row and " spends less than " in row[0]}
+    manual = (HOME.parent / "docs" / "fleet.md").read_text()
+    for method in ("flrce", "frugal"):
+        _, _, ratio, share, low, high = pairs[f"{method} spends less than fedavg"]
+        assert f"{float(ratio):.2f} ({float(low):.2f} to {float(high):.2f}" in manual
+        assert share == "100.0"
+    open_share = float(pairs["frugal spends less than flrce"][3])
+    assert f"fewer than FLrce in {open_share:.0f} % of the draws" in manual
