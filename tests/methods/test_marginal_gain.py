@@ -66,7 +66,7 @@ def ends(rule, history):
 @pytest.mark.parametrize("scale", [1, 4])
 def test_a_power_law_ends_soon_after_twice_the_rounds_bring_two_points(b, scale):
     """G(t) = c t^-b (1 - 2^-b) = 0.02 gives t*; slower by `scale`, the stop is later by about
-    that.
+    that. With b = 0.5 the next doubling brings 0.71 of the last one, and the rule counts 0.6.
     """
     c = 0.7 * scale**b
     star = (c * (1 - 2**-b) / 0.02) ** (1 / b)
@@ -78,7 +78,7 @@ def test_a_power_law_ends_soon_after_twice_the_rounds_bring_two_points(b, scale)
             noise=0.005,
         ),
     )
-    assert max(0.85 * star, 34) <= tau <= max(2.5 * star, 55)
+    assert max(0.7 * star, 34) <= tau <= max(2.5 * star, 55)
 
 
 def test_a_model_that_goes_on_rising_goes_on():

@@ -7,7 +7,8 @@ verdict is then the same, up to noise, for any `eval_every`.
 
 From clients' reports on the model they were sent, every client is compared with itself: its mean in
 the last block against its mean in the block that ended at half the rounds. Clients differ more from
-one another than rounds do, and a paired difference is free of that.
+one another than rounds do, and a paired difference is free of that. All clients weigh the same,
+whatever number of samples they claim.
 """
 
 import math
@@ -24,7 +25,7 @@ PRIOR_SCATTER_POINTS = 0.5
 PRIOR_BLOCKS = 1
 MIN_CURVE_BLOCKS = 5  # blocks in the last two doublings that a curve is fitted to
 OUTLIER_SCALES = 6.0  # robust deviations from the median within which a client's gain is believed
-TRIMMED_SHARE = 0.35  # of the clients at either end that the trimmed mean leaves out
+TRIMMED_SHARE = 0.3  # of the clients at either end that the trimmed mean leaves out
 LOOKS_PER_DOUBLING = 15  # looks while the rounds grow by a factor of 2, at most
 
 
@@ -140,12 +141,13 @@ def bound_outliers(pairs: FloatArray) -> FloatArray:
 
 def _trim(pairs: FloatArray) -> MeasuredGain:
     """The mean without TRIMMED_SHARE of the clients at either end: so many liars cannot take it
-    beyond what honest clients say.
+    beyond what honest clients say. Its error is Tukey and McLaughlin's, from winsorised pairs.
     """
-    cut = int(TRIMMED_SHARE * len(pairs) + 1e-9)
-    kept = np.sort(pairs)[cut : len(pairs) - cut]
-    spread = float(kept.std(ddof=1)) if len(kept) > 1 else 0.0
-    return MeasuredGain(float(kept.mean()), spread / math.sqrt(len(kept)), len(pairs))
+    cut, ordered = int(TRIMMED_SHARE * len(pairs) + 1e-9), np.sort(pairs)
+    kept = ordered[cut : len(pairs) - cut]
+    spread = float(np.clip(ordered, kept[0], kept[-1]).std(ddof=1))
+    error = spread / ((1 - 2 * TRIMMED_SHARE) * math.sqrt(len(pairs)))
+    return MeasuredGain(float(kept.mean()), error, len(pairs))
 
 
 def _average_clients(found: MetricReports, end: float, block: int, M: int) -> FloatArray:

@@ -5,6 +5,7 @@ than it costs.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Le, MaxLen
@@ -43,16 +44,15 @@ from flrce.methods.stopping.wording import (
 )
 
 # chosen on the decision set of research/docs/stop.md; nothing knows T, M, P or a learning rate
-NEXT_DOUBLING_SHARE = 2 / 3  # of the last doubling's gain that the next one brings: gains fall off
-ERROR_MARGIN = 0.25  # errors that are added to a prediction
-MAX_GAIN_RATIO = 0.4  # of the largest doubling so far: a gain above this may be a start, not an end
+NEXT_DOUBLING_SHARE = 0.6  # of the last doubling's gain that the next one brings: gains fall off
+ERROR_MARGIN = 0.5  # errors that are added to a prediction
+MAX_GAIN_RATIO = 0.3  # of the largest doubling so far: a gain above this may be a start, not an end
 LEARNING_ERROR_MARGIN = 3.0  # errors of the whole gain that show that something was learnt
 LEARNING_ALPHA = 0.1  # chance that any look of a run takes noise in the reports for learning
 PATIENCE_SWEEPS = 10  # for a run that has learnt nothing, or whose gains have not fallen off
 PATIENCE_BLOCKS = 4  # and at least so many blocks
-# times the rounds at which the trimmed mean of the clients says enough: those who say otherwise are
-# heard no longer
-MAX_DELAY_FACTOR = 4
+# times the rounds at which the trimmed mean of the clients says enough: then it decides alone
+MAX_DELAY_FACTOR = 1.4
 CHECK_GROWTH_FACTOR = 1.05  # a look whenever the rounds have grown by this factor
 # the range of a prediction: set by hand, not calibrated
 RANGE_GAIN_SHARE = 0.5
@@ -122,7 +122,7 @@ class MarginalGain(StopRule):
     """Stop once doubling the rounds is predicted to gain less than `points`, or than they cost at a
     price per point.
 
-    The prediction is two thirds of what the last doubling of the rounds gained. `evidence` says
+    The prediction is three fifths of what the last doubling of the rounds gained. `evidence` says
     what that is measured on: clients' reports on the model they were sent (`holdouts`; free of
     traffic), evaluations of the final model on all hold-outs (billed), or both, which must agree.
     A record without the one is judged by the other. With `joules`, `bytes` or `seconds` per point,
@@ -311,43 +311,48 @@ def _estimate_from_levels(
 
 
 def _estimate_from_pairs(found: ProgressReports, t: int, price: float) -> GainEstimate | None:
-    """By clients that are each compared with themselves."""
+    """By clients that are each compared with themselves.
+
+    The mean over clients decides, within bounds that a minority cannot move far: not before the
+    trimmed mean predicts less than the price too, and not after MAX_DELAY_FACTOR times the rounds
+    at which the trimmed mean alone said enough. Late in an honest run few clients still gain, and
+    look like liars; so the trimmed mean is early, and is waited for.
+    """
+    mean = _compare_clients(found, t, price, trimmed=False)
+    trimmed = _compare_clients(found, t, price, trimmed=True)
+    if mean is None or trimmed is None:
+        return None
+    if trimmed.should_stop and not mean.should_stop:
+        before = _compare_clients(found, _find_earlier_look(t), price, trimmed=True)
+        return trimmed if before is not None and before.should_stop else mean
+    return trimmed if mean.should_stop and trimmed.bound >= price else mean
+
+
+def _compare_clients(
+    found: ProgressReports, t: int, price: float, trimmed: bool
+) -> GainEstimate | None:
+    """The gain of the last doubling by all clients, or by those that are left in the middle."""
     reports, block = found.clients, compute_block_rounds(found.clients.sweep)
-    measured = measure_report_gain(reports, t, block)
-    total = compare_blocks(reports, t, block, block)
+    measured = measure_report_gain(reports, t, block, trimmed)
+    total = compare_blocks(reports, t, block, block, trimmed)
     if measured is None or total is None:
         return None
-    gains = (measure_report_gain(reports, end, block) for end in _list_earlier_ends(t, block))
+    ends = _list_earlier_ends(t, block)
+    gains = (measure_report_gain(reports, end, block, trimmed) for end in ends)
     steepest = max((each.gain for each in gains if each is not None), default=0.0)
     width = compute_uniform_width(t, block, total.count - 1, LEARNING_ALPHA)
     alive = total.gain > width * total.error
-    fallen = measured.gain <= MAX_GAIN_RATIO * steepest
-    final = (alive and fallen) or _is_patience_over(t, reports.sweep)
+    final = (alive and measured.gain <= MAX_GAIN_RATIO * steepest) or _is_patience_over(
+        t, reports.sweep
+    )
     measured = measured.divide_by(found.unit)
     bound = _add_margin(measured, ERROR_MARGIN)
-    trimmed = _find_trimmed_gain(found, t, price)
-    if trimmed is not None and not (bound < price and final):
-        return GainEstimate(t, trimmed, _add_margin(trimmed, 0.0), price, "reports", True, True)
     return GainEstimate(t, measured, bound, price, "reports", alive, final)
 
 
-def _find_trimmed_gain(found: ProgressReports, t: int, price: float) -> MeasuredGain | None:
-    """The trimmed mean of the clients' gains, where it has said enough since t / MAX_DELAY_FACTOR
-    and the fleet has learnt by it; else None.
-
-    An honest fleet has stopped by then. A minority that lies can make the mean say anything, and
-    the trimmed mean nothing beyond what honest clients say.
-    """
-    block = compute_block_rounds(found.clients.sweep)
-    gain = None
-    for end in (t // MAX_DELAY_FACTOR, t // 2, t):
-        gain = measure_report_gain(found.clients, end, block, trimmed=True)
-        if gain is None or _add_margin(gain.divide_by(found.unit), 0.0) >= price:
-            return None
-    total = compare_blocks(found.clients, t, block, block, trimmed=True)
-    if total is None or total.gain <= LEARNING_ERROR_MARGIN * total.error:
-        return None
-    return None if gain is None else gain.divide_by(found.unit)
+def _find_earlier_look(t: int) -> int:
+    """The last look up to round t / MAX_DELAY_FACTOR."""
+    return next(end for end in range(int(t / MAX_DELAY_FACTOR), 0, -1) if is_check_due(end))
 
 
 def _add_margin(measured: MeasuredGain, errors: float) -> float:
@@ -372,7 +377,7 @@ def is_check_due(t: int) -> bool:
 
 
 def metric_point_size(history: Sequence[RoundRecord]) -> float:
-    """A hundredth of the metric; where less is better, of what the first values were."""
+    """A hundredth of the metric; where less is better, of the median of the first values."""
     if not history or not history[-1].evaluation.lower:
         return 0.01
     for h in history:
@@ -380,7 +385,7 @@ def metric_point_size(history: Sequence[RoundRecord]) -> float:
             [] if h.final_model_metric is None else [h.final_model_metric]
         )
         if known:
-            return max(abs(sum(known) / len(known)) / 100, 1e-12)
+            return max(abs(median(known)) / 100, 1e-12)
     return 0.01
 
 
