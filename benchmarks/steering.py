@@ -1,24 +1,21 @@
-"""Who steers the stop: the round in which a run ends, with one bad client of 50, with five, with
-ten, and with none.
+"""Who steers the stop: the round in which a run ends with 5 or 10 bad clients of 50, and with none.
 
-    python benchmarks/steering.py --raw research/results/attacks/steering-bounded.jsonl --workers 1 python
-    benchmarks/steering.py --preset hardened --raw research/results/attacks/steering-bounded-hardened.jsonl
-    --workers 1
-
-The constants of the stop were chosen on seeds 0 to 5; research/results/attacks/steering.jsonl.gz are runs of
-before on those.
+    python benchmarks/steering.py --recipe frugal --workers 1
+    python benchmarks/steering.py --recipe frugal --preset hardened --workers 1
 
 Digits, Dirichlet 0.5, M = 50, P = 10, at most 300 rounds. Bad clients send an update that is too
 long, noise, or claim samples they do not have; or they train as they should and lie about how good
-the model is on their hold-out, and how large that is. Twice each: where the server evaluates the
-model it hands back, and where clients alone decide. The table goes into the page.
+the model is on their hold-out, and how large that is. In the mode `evaluated` the server evaluates
+the final model too; the rules by clients' reports do not read that. The table goes into
+research/results/attacks/tables.md; records of runs before the bounds of today's rule are
+research/results/attacks/steering-bounded*.jsonl.gz.
 """
 
 import argparse
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import closing
 from dataclasses import replace
@@ -37,8 +34,8 @@ from flrce.rng import make_stream
 from flrce.simulation import runs
 
 M, P, T = 50, 10, 300
-SEEDS = (6, 7)
-COUNTS = (1, M // 10, M // 5)
+SEEDS = (6, 7, 8)
+COUNTS = (M // 10, M // 5)
 LIES = {  # what is told after t of T rounds
     "tells a rise": lambda t, rng: min(t / 60, 1.0),
     "tells a fall": lambda t, rng: max(1 - t / 60, 0.0),
@@ -46,6 +43,7 @@ LIES = {  # what is told after t of T rounds
     "tells a rise of 1e7 samples": lambda t, rng: min(t / 60, 1.0),
     "tells 0.01 t of 1e7 samples": lambda t, rng: min(t / 100, 1.0),
     "tells a slow rise of 1e7 samples": lambda t, rng: min(0.12 * math.log2(t + 1), 1.0),
+    "tells 0 and 1 by turns": lambda t, rng: float(t % 2),
 }
 SENT = {"norm x 10": "scale x10", "sign-flip": "sign-flip", "-3u": "-3u"}
 CLAIMED = {"n = 1e7": (None, 10**7)}
@@ -114,16 +112,18 @@ def wanted() -> list[Run]:
     return [(mode, *cell, seed) for seed in SEEDS for mode in MODES for cell in cells]
 
 
-def table(found: dict[Run, dict[str, Any]]) -> str:
+def table(found: dict[Run, dict[str, Any]], modes: Sequence[str]) -> str:
     lines = [
         "| bad clients | "
-        + " | ".join(f"{mode}: rounds | over the honest run's" for mode in MODES)
+        + " | ".join(f"{mode}: rounds | over the honest run's" for mode in modes)
         + " |",
-        "|---|" + "---|" * 2 * len(MODES),
+        "|---|" + "---|" * 2 * len(modes),
     ]
-    for attack, count in [("none", 0), *((kind, count) for count in COUNTS for kind in KINDS)]:
+    attacks = [(kind, count) for count in COUNTS for kind in KINDS]
+    known_attacks = [each for each in attacks if any(run[1:3] == each for run in found)]
+    for attack, count in [("none", 0), *known_attacks]:
         cells = [f"{count} of {M}: {attack}" if count else "none"]
-        for mode in MODES:
+        for mode in modes:
             pairs = [
                 (found.get((mode, attack, count, s)), found.get((mode, "none", 0, s)))
                 for s in SEEDS
@@ -146,21 +146,25 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     ask.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    ask.add_argument("--recipe", default="frugal")
     ask.add_argument("--preset", default="default")
-    ask.add_argument(
-        "--raw",
-        type=Path,
-        default=ROOT / "research" / "results" / "attacks" / "steering-bounded.jsonl",
-    )
+    ask.add_argument("--raw", type=Path)
+    ask.add_argument("--modes", nargs="+", choices=MODES, default=["clients alone"])
     ask.add_argument(
         "--out", type=Path, default=ROOT / "research" / "results" / "attacks" / "tables.md"
     )
     ask.add_argument("--only", nargs="*", choices=KINDS, default=KINDS)
     ask.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
     given = ask.parse_args()
-    runs_ = [run for run in wanted() if run[1] in ("none", *given.only) and run[3] in given.seeds]
+    runs_ = [
+        run
+        for run in wanted()
+        if run[0] in given.modes and run[1] in ("none", *given.only) and run[3] in given.seeds
+    ]
+    name = f"steering {given.recipe} {given.preset}"
+    given.raw = given.raw or ROOT / f"research/results/attacks/{name.replace(' ', '-')}.jsonl"
     found = {tuple(line["run"]): line for line in read(given.raw)}
-    recipe = {"name": "flrce", "preset": given.preset}
+    recipe = {"name": given.recipe, "preset": given.preset}
     pool_of("digits")
     with ProcessPoolExecutor(given.workers) as pool:
         for future in as_completed(
@@ -170,8 +174,7 @@ def main() -> None:
             found[tuple(result["run"])] = result
             with opened(given.raw, "at") as f:
                 f.write(json.dumps(result) + "\n")
-    name = "steering" if given.preset == "default" else f"steering {given.preset}"
-    write(given.out, name, table(found))
+    write(given.out, name, table(found, given.modes))
 
 
 if __name__ == "__main__":
