@@ -1,7 +1,8 @@
-"""The confirming tables of research/docs/stop.md: `python research/studies/stop_confirm.py [OUT PAGE]`.
+"""The confirming tables of research/docs/stop.md: `python research/studies/stop_confirm.py [PAGE]`.
 
-Runs of the plan `stop-confirm-3` (14 settings that had no part in any choice, evaluated every round,
-no stop), every rule replayed on them. Differences to "gained less than 3 points since t / 2" are
+Runs of the plans `stop-confirm-4` (17 settings that had no part in any choice) and `stop-confirm-3`
+(14 settings, part of the decision set since), evaluated every round, no stop; every rule is
+replayed on them. Differences to "gained less than 3 points since t / 2" are
 paired by run; intervals are 95 %, by a bootstrap that draws settings, then runs within them.
 """
 
@@ -15,7 +16,8 @@ import stop
 from flrce.methods.stopping import memory
 from flrce.methods.stopping.marginal_gain import add_memory
 
-OUT = stop.ROOT / "results" / "stop-fresh"
+RESULTS = stop.ROOT / "results"
+SETS = {"fresh-4": RESULTS / "stop-fresh-4", "fresh": RESULTS / "stop-fresh"}
 LATE = 2.0  # times t*
 DRAWS = 4000
 SIMPLE = "3 points since t / 2"
@@ -68,6 +70,29 @@ def read_curve(run):
     return memory.compute_gain_curve(run.history)
 
 
+class SinceReports:
+    """The simple rule by the mean of clients' reports of the last sweep, free of traffic as ours."""
+
+    def __init__(self, points):
+        self.points = points
+
+    def __call__(self, run):
+        levels = compute_report_levels(run)
+        ahead = range(2 * run.sweep, run.T + 1)
+        return next((t for t in ahead if levels[t] - levels[t // 2] < self.points), None)
+
+
+@cache
+def compute_report_levels(run):
+    """(T + 1,) the mean of the reports of the last sweep, in points."""
+    found = stop.collect_reports(run.history)
+    t, values = found.clients.t, found.clients.value / found.unit
+    count = np.bincount(t, minlength=run.T + 1).cumsum()
+    total = np.bincount(t, values, minlength=run.T + 1).cumsum()
+    before = np.maximum(np.arange(run.T + 1) - run.sweep, 0)
+    return (total - total[before]) / np.maximum(count - count[before], 1)
+
+
 RULES = {
     "reports (the default)": stop.Gain(),
     **{
@@ -77,6 +102,7 @@ RULES = {
     "both": stop.Gain(evidence="both"),
     SIMPLE: stop.Since(3.0),
     **{f"the same, eval_every = {every}": SinceEvery(3.0, every) for every in (2, 5)},
+    "the same, by clients' reports": SinceReports(3.0),
     "2 points since t / 2": stop.Since(2.0),
     "the rule of before": stop.Earlier(),
     "the rule of before, clients alone": stop.Earlier(by="clients"),
@@ -181,15 +207,16 @@ def list_cells(runs):
     return ["data set", "regime", "setting", "runs", "t*", "stops in round", "G there"], rows
 
 
-def main(out=OUT, page=stop.ROOT / "docs" / "stop.md"):
-    runs = [run for run in stop.load([OUT / "runs.jsonl.gz"]) if not run.dead]
-    remembering = {
-        "reports, with memory of the other seeds": Remembering(runs),
-        "evaluations, with memory of the other seeds": Remembering(runs, "evaluations"),
-    }
-    stop.write(out, "rules", HEAD, make_rows(runs, {**RULES, **remembering}))
-    stop.write(out, "cells", *list_cells(runs))
-    stop.embed(out, page, "fresh")
+def main(page=stop.ROOT / "docs" / "stop.md"):
+    for kind, folder in SETS.items():
+        runs = [run for run in stop.load([folder / "runs.jsonl.gz"]) if not run.dead]
+        remembering = {
+            "reports, with memory of the other seeds": Remembering(runs),
+            "evaluations, with memory of the other seeds": Remembering(runs, "evaluations"),
+        }
+        stop.write(folder, "rules", HEAD, make_rows(runs, {**RULES, **remembering}))
+        stop.write(folder, "cells", *list_cells(runs))
+        stop.embed(folder, page, kind)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,25 @@ import json
 
 import stop
 
-from flrce.methods.stopping import marginal_gain, memory
+from flrce.methods.stopping import marginal_gain
 
 TARGET = stop.ROOT.parent / "src/flrce/methods/stopping/recorded_tasks.json"
 MARGINS = (0.0, 0.25, 0.5, 1.0)
+MAX_RISK = 0.08  # share of the tasks that may be stopped too early
+
+
+def choose_margin(risks, usual):
+    """The least margin of error whose risk over tasks is controlled: conformal risk control.
+
+    `risks`: margin -> for each task the share of its runs that are stopped too early. With n tasks
+    that are exchangeable with the next one, a mean risk R with (n R + 1) / (n + 1) <= MAX_RISK
+    bounds the expected risk by MAX_RISK. With too few tasks to tell, the usual margin.
+    """
+    for margin in sorted(risks):
+        shares = risks[margin]
+        if shares and (sum(shares) + 1) / (len(shares) + 1) <= MAX_RISK:
+            return margin
+    return usual
 
 
 def find_stop(run, margin):
@@ -49,7 +64,7 @@ def main():
             f"margin {margin:g}: (sum of risks + 1) / (tasks + 1) = "
             f"{(sum(shares) + 1) / (len(shares) + 1):.3f}"
         )
-    print("conformal risk control allows", memory.choose_margin(risks, marginal_gain.ERROR_MARGIN))
+    print("conformal risk control allows", choose_margin(risks, marginal_gain.ERROR_MARGIN))
     rows = [
         [" / ".join(name), cell[0].sweep, len(cell), early]
         for (name, cell), early in zip(

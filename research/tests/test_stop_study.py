@@ -82,3 +82,12 @@ def test_fresh_tables_are_what_the_fresh_runs_say(study, tmp_path):
             if f"| {row[0]} | {row[1]} |" in line and row[2] in line
         )
         assert stops in line
+
+
+def test_conformal_risk_control_by_hand(study):
+    """29 tasks, one of them stopped too early: (1 + 1) / 30 is below 8 %, (3 + 1) / 30 is not."""
+    from stop_tasks import choose_margin
+
+    risks = {0.0: [1.0] * 3 + [0.0] * 26, 0.5: [1.0] + [0.0] * 28}
+    assert choose_margin(risks, 0.25) == 0.5
+    assert choose_margin({0.0: [0.0] * 5}, 0.25) == 0.25  # five tasks cannot tell

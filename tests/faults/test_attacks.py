@@ -21,7 +21,7 @@ from flrce.methods.catalogue.recipes import CATALOGUE
 from flrce.methods.selection.relationship import RelationshipSelector
 from flrce.methods.selection.turns import RoundRobinSelector
 from flrce.methods.stopping.conflict import UpdateConflicts
-from flrce.methods.stopping.marginal_gain import CHECK_GROWTH_FACTOR, MAX_DELAY_FACTOR, MarginalGain
+from flrce.methods.stopping.marginal_gain import MarginalGain
 from flrce.simulation import runs as start
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
@@ -140,7 +140,7 @@ def test_one_client_does_not_steer_the_stop(attack, preset, seen):
 @pytest.mark.row(
     42,
     "5 or 10 of 50 clients tell a rise of their hold-out of 1e7 samples",
-    "stops after half to 4.2 times the rounds",
+    "stops after half to 2 times the rounds",
 )
 @pytest.mark.parametrize("preset", ["default", "hardened"])
 @pytest.mark.parametrize("count", [5, 10])
@@ -153,10 +153,8 @@ def test_a_fifth_does_not_keep_a_run_going(count, preset, seen):
         ]
         for seed in (0, 1)
     ]
-    # the trimmed mean decides after MAX_DELAY_FACTOR times the rounds, at the next look
-    most = MAX_DELAY_FACTOR * CHECK_GROWTH_FACTOR
     assert all(
-        honest / 2 <= steered <= most * honest and steered < steering.T
+        honest / 2 <= steered <= 2 * honest and steered < steering.T
         for honest, steered in rounds
     )
     seen(

@@ -8,10 +8,13 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from flrce.config.experiment import Experiment
 from flrce.core.types import RoundRecord
 from flrce.errors import BadInput
+from flrce.methods.stopping.gains import _trim
 from flrce.methods.stopping.marginal_gain import (
     MAX_DELAY_FACTOR,
     MarginalGain,
@@ -146,12 +149,67 @@ def test_three_in_ten_that_lie_move_the_stop_by_a_stated_factor(lie):
     one; the run ends by MAX_DELAY_FACTOR times that, and not before half the honest round.
     """
     for seed in range(3):
-        honest = fleet(power, 600, seed=seed)
+        honest = fleet(power, 300, seed=seed)
         liars = [str(k) for k in range(15)]  # of 50
         tau = ends(MarginalGain(), honest)
         moved = ends(MarginalGain(), spoil_reports(honest, liars, LIES[lie]))
         assert moved is not None
         assert tau / 2 <= moved <= 1.5 * MAX_DELAY_FACTOR * tau
+
+
+FIFTY = fleet(power, 160)
+level = st.floats(0, 1)
+STRATEGIES = st.one_of(
+    st.builds(lambda x: lambda t: x, level),
+    st.builds(lambda when, x, y: lambda t: x if t < when else y, st.integers(1, 90), level, level),
+    st.builds(lambda x, rate: lambda t: min(x + rate * t, 1.0), level, st.floats(0.001, 0.02)),
+    st.builds(lambda x, rate: lambda t: max(x - rate * t, 0.0), level, st.floats(0.001, 0.02)),
+    st.builds(
+        lambda x, rate: lambda t: min(x + rate * math.log2(t), 1.0), level, st.floats(0, 0.2)
+    ),
+    st.builds(lambda n, x, y: lambda t: x if t // n % 2 else y, st.integers(1, 20), level, level),
+    st.builds(
+        lambda seed: lambda t: float(np.random.default_rng([seed, t]).random()), st.integers(0)
+    ),
+)
+
+
+@pytest.mark.parametrize(("liars", "factor"), [(5, 1.5), (10, 1.8)])
+@settings(max_examples=25, derandomize=True, deadline=None)
+@given(lie=STRATEGIES)
+def test_a_minority_moves_the_stop_by_a_small_factor(liars, factor, lie):
+    """A tenth or a fifth of 50 clients, whatever they report; one sweep is allowed besides."""
+    sweep, bad = 5, [str(k) for k in range(liars)]
+    tau = ends(MarginalGain(), FIFTY)
+    moved = ends(MarginalGain(), spoil_reports(FIFTY, bad, lie))
+    assert moved is not None
+    assert tau / factor - sweep <= moved <= factor * tau + sweep
+
+
+@settings(max_examples=50, derandomize=True, deadline=None)
+@given(
+    honest=st.lists(st.floats(-1, 1), min_size=14, max_size=30),
+    lies=st.lists(st.floats(-1e9, 1e9), max_size=6),
+)
+def test_liars_cannot_take_the_trimmed_mean_beyond_honest_clients(honest, lies):
+    """At most 30 % of the clients, at any value: 6 of 20."""
+    gain = _trim(np.array(honest + lies[: int(0.3 * (len(honest) + len(lies)))]))
+    assert min(honest) - 1e-9 <= gain.gain <= max(honest) + 1e-9
+    assert gain.error <= 2.5 * (max(honest) - min(honest)) + 1e-9
+
+
+def test_the_trimmed_mean_by_hand():
+    """Of ten pairs three at either end are left out; the error is that of the winsorised ones."""
+    gain = _trim(np.array([100.0, -50.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, -70.0, 90.0]))
+    assert gain.gain == pytest.approx(2.5)  # of 1, 2, 3 and 4
+    winsorised = [1.0] * 4 + [2.0, 3.0] + [4.0] * 4
+    assert gain.error == pytest.approx(np.std(winsorised, ddof=1) / (0.4 * math.sqrt(10)))
+
+
+def test_a_first_value_that_is_a_lie_is_no_unit():
+    """MAE of 4 and a client that tells 1e12 in the first round: a point is a hundredth of 4."""
+    history = [RoundRecord(1, lower=True, holdouts=(4.0, 4.2, 1e12), metric="mae")]
+    assert metric_point_size(history) == pytest.approx(0.042)
 
 
 def test_evaluators_that_alternate_do_not_switch_the_stop_off():

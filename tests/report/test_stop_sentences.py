@@ -26,7 +26,7 @@ def estimate(
     gain: float, error: float, alive: bool = True, by: str = "evaluations", price: float = 2.0
 ) -> GainEstimate:
     measured = MeasuredGain(gain, error, 12)
-    return GainEstimate(40, measured, 2 / 3 * gain + error / 4, price, by, alive, True)
+    return GainEstimate(40, measured, 0.6 * gain + error / 2, price, by, alive, True)
 
 
 def test_a_rise_is_never_denied() -> None:
@@ -50,11 +50,11 @@ def test_a_run_that_has_learnt_nothing_is_called_that_with_a_cause() -> None:
 
 def test_metrics_that_are_no_shares_have_no_points() -> None:
     assert format_stop_reason(estimate(1.0, 0.1), MAE).startswith(
-        "Predicted MAE reduction from doubling the rounds: 0.0333 ("
+        "Predicted MAE reduction from doubling the rounds: 0.03 ("
     )
     assert format_stop_reason(estimate(1.0, 0.1), MAE).endswith("your price is 0.1")
     assert format_stop_reason(estimate(1.0, 0.1), R2).startswith(
-        "Predicted R² gain from doubling the rounds: 0.00667 ("
+        "Predicted R² gain from doubling the rounds: 0.006 ("
     )
     assert "points" not in format_stop_reason(estimate(1.0, 0.1), MAE) + format_stop_reason(
         estimate(1.0, 0.1), R2
@@ -62,7 +62,7 @@ def test_metrics_that_are_no_shares_have_no_points() -> None:
 
 
 def test_a_prediction_below_its_price_reads_so() -> None:
-    near = estimate(2.95, 0.0)  # two thirds are 1.967
+    near = estimate(3.28, 0.0)  # three fifths are 1.968
     assert "1.97 points (" in format_stop_reason(near)
     low, high = near.predicted_range
     assert low < near.predicted_gain < high

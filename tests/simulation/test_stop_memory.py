@@ -11,7 +11,6 @@ from flrce.errors import BadInput
 from flrce.methods.stopping.marginal_gain import MarginalGain
 from flrce.methods.stopping.memory import (
     blend_gains,
-    choose_margin,
     compute_gain_curve,
     describe_recorded_tasks,
     hash_summary,
@@ -40,13 +39,6 @@ def test_a_summary_worked_by_hand():
     theirs = 1.4142 * math.sqrt(1.5)
     expected = (0.5 / 1.0 + 3.0 / theirs**2) / (1.0 + 1 / theirs**2)
     assert blend_gains(0.5, 1.0, near) == pytest.approx(expected)
-
-
-def test_conformal_risk_control_by_hand():
-    """29 tasks, one of them stopped too early: (1 + 1) / 30 is below 8 %, (3 + 1) / 30 is not."""
-    risks = {0.0: [1.0] * 3 + [0.0] * 26, 0.5: [1.0] + [0.0] * 28}
-    assert choose_margin(risks, 0.25) == 0.5
-    assert choose_margin({0.0: [0.0] * 5}, 0.25) == 0.25  # five tasks cannot tell
 
 
 def test_recorded_tasks_ship_with_the_package():

@@ -23,7 +23,6 @@ from flrce.methods.stopping.gains import (
 STEPS_PER_DOUBLING = 4  # rounds of the summary: 2^(i / 4)
 UNKNOWN_SPREAD_POINTS = 1.5  # of gains between runs of one task, where only one run is known
 MIN_SPREAD_POINTS = 0.3  # two runs that agree by chance are not certain
-MAX_RISK = 0.08  # share of the tasks that may be stopped too early
 COLUMNS = 4  # of a summary's row: round, mean gain, spread, runs
 GainCurve = dict[int, float]  # round t -> points gained from t to 2 t
 
@@ -92,20 +91,6 @@ def blend_gains(own: float, width: float, earlier: RememberedGain) -> float:
     weight = 1 / max(width, MIN_SPREAD_POINTS) ** 2
     other = 1 / theirs**2
     return (weight * own + other * earlier.mean) / (weight + other)
-
-
-def choose_margin(risks: dict[float, Sequence[float]], usual: float) -> float:
-    """The least margin of error whose risk over tasks is controlled: conformal risk control.
-
-    `risks`: margin -> for each task the share of its runs that are stopped too early. With n tasks
-    that are exchangeable with the next one, a mean risk R with (n R + 1) / (n + 1) <= MAX_RISK
-    bounds the expected risk by MAX_RISK. With too few tasks to tell, the usual margin.
-    """
-    for margin in sorted(risks):
-        shares = risks[margin]
-        if shares and (sum(shares) + 1) / (len(shares) + 1) <= MAX_RISK:
-            return margin
-    return usual
 
 
 @dataclass(frozen=True)
