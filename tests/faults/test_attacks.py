@@ -154,8 +154,7 @@ def test_a_fifth_does_not_keep_a_run_going(count, preset, seen):
         for seed in (0, 1)
     ]
     assert all(
-        honest / 2 <= steered <= 2 * honest and steered < steering.T
-        for honest, steered in rounds
+        honest / 2 <= steered <= 2 * honest and steered < steering.T for honest, steered in rounds
     )
     seen(
         f"{preset}, {count} of 50:"
