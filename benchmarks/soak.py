@@ -4,6 +4,7 @@ over a long run.
     python benchmarks/soak.py --schedules 1000          all of them; prints what failed, exit code 1 if any did
     python benchmarks/soak.py --only 417                one again
     python benchmarks/soak.py --memory 2000             slope of resident memory over so many rounds
+    python benchmarks/soak.py --flower 500              a Flower server killed in every third segment
 
 Clients do not train: their updates are drawn, so that a schedule takes milliseconds. A schedule is
 a recipe, what goes wrong with replies, and where the process dies, or finds the disk full or a file
@@ -332,6 +333,7 @@ def main() -> int:
     ask.add_argument("--schedules", type=int, default=0)
     ask.add_argument("--only", type=int)
     ask.add_argument("--memory", type=int, default=0)
+    ask.add_argument("--flower", type=int, default=0)
     given = ask.parse_args()
     torch.set_num_threads(1)
     code = 0
@@ -342,6 +344,10 @@ def main() -> int:
         code = soak(range(given.schedules))
     if given.memory:
         memory(given.memory)
+    if given.flower:
+        import soak_flower  # needs flwr
+
+        code = max(code, soak_flower.main(given.flower))
     return code
 
 
