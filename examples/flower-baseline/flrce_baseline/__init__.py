@@ -1,0 +1,1 @@
+"""FLrce as a Flower baseline."""
