@@ -106,7 +106,7 @@ class Piece(ABC):  # noqa: B024 - its roles have the abstract methods
         return state
 
     def report_figures(self, state: Any, event: RoundEvent) -> Mapping[str, float]:
-        """Numbers of one's own for the record of a committed round, by name; `state` is the state
+        """Named numbers for the record of a committed round, by name; `state` is the state
         after the round.
         """
         return {}
