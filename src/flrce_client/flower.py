@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from flrce_client.codecs import read_codec
 from flrce_client.costs import measure_work
 from flrce_client.downloads import ModelForm, decode_model, find_decoded_model, fingerprint_vector
-from flrce_client.errors import MalformedPayload
+from flrce_client.errors import CLIENT_MIGRATION, MalformedPayload
 from flrce_client.layout import BATCHNORM_SUFFIXES, order_float_arrays
 from flrce_client.power_supply import get_battery_metric
 from flrce_client.streams import make_encoding_stream
@@ -74,7 +74,12 @@ def introduce(
         hello = ConfigRecord({KEY_PREFIX + key: value for key, value in entries.items()})
         return Message(RecordDict({"hello": hello}), reply_to=message)
 
-    app.query("flrce")(answer_hello)
+    if not isinstance(app, ClientApp):
+        raise TypeError(f"introduce({type(app).__name__}): {CLIENT_MIGRATION}")
+    try:
+        app.query("flrce")(answer_hello)
+    except ValueError as why:
+        raise ValueError(CLIENT_MIGRATION) if "client_fn" in str(why) else why from None
     return app
 
 

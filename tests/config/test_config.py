@@ -148,6 +148,8 @@ BAD = [
     ("fleet.carbon=none.csv", "fleet.carbon 'none.csv' cannot be read"),
     ("fleet.regions=DE", "fleet.regions and fleet.start are about carbon; give fleet.carbon"),
     ("fleet.interval=0", "greater than 0"),
+    ("fleet.network='x'", "fleet.network = 'x': should be 'device', 'fixed' or 'mobile'"),
+    ("fleet.costs=3", "fleet.costs = 3: should be a valid string"),
     ("fleet.start=2021-01-01", "fleet.start = 2021-01-01: should be a valid string"),
     ("stop.grams=0", "stop.grams = 0: should be greater than 0"),
     ("stop.rounds=0", "stop.rounds = 0: should be"),

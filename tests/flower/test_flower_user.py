@@ -13,11 +13,12 @@ pytest.importorskip("flwr", reason="needs flrce[flower]")
 from flwr.app import Array, MetricRecord
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
+from flwr.server.strategy import FedAvg as LegacyFedAvg
 from flwr.serverapp.strategy import FedAvg, Strategy
 
 from flower_helpers import TARGET, plain_app, start
 from flrce.errors import BadInput, UnfinishedRun
-from flrce.flower import FLrce, Guarded, RecipeStrategy
+from flrce.flower import FLrce, Guarded, RecipeStrategy, introduce
 from flrce.flower.grid import LocalGrid
 from flrce.methods.catalogue.recipes import fedprox, flrce
 from flrce.methods.server.averages import EMA
@@ -494,6 +495,34 @@ def test_clients_of_the_older_interface_are_told_how_to_move():
     app = ClientApp(client_fn=lambda context: Older().to_client())
     with pytest.raises(UnfinishedRun, match=r"older interface \(NumPyClient or client_fn\)"):
         FLrce(per_round=2).start(LocalGrid(app, 3), start(), 2)
+
+
+@pytest.mark.parametrize("app", [Older(), ClientApp(client_fn=lambda context: None)])
+def test_an_older_client_cannot_be_introduced(app):
+    with pytest.raises(
+        (TypeError, ValueError), match=r"older interface \(NumPyClient or client_fn\)"
+    ):
+        introduce(app)
+
+
+def test_an_older_strategy_cannot_be_guarded():
+    with pytest.raises(BadInput, match=r"use a strategy of flwr\.serverapp\.strategy; see docs"):
+        Guarded(LegacyFedAvg())
+
+
+@pytest.mark.parametrize(
+    ("psi", "said"),
+    [
+        (0, "above 0, got 0"),
+        (float("nan"), "above 0, got nan"),
+        ("150%", "at most 100 % of P, got '150%'"),
+        ([1], r"a number or a percentage of P such as '50%', got \[1\]"),
+    ],
+)
+def test_a_bad_psi_is_refused_before_there_are_nodes(psi, said):
+    """Nobody knows yet how many clients will train in a round."""
+    with pytest.raises(BadInput, match=f"psi must be {said}"):
+        FLrce(psi=psi)
 
 
 def test_unknown_energy_and_evaluations_are_in_the_summary(caplog):

@@ -113,6 +113,11 @@ class Guarded(FlrceStrategy):
     def __init__(
         self, strategy: Strategy, *, state: Path | str | None = None, seed: int = 0, **settings: Any
     ) -> None:
+        if not isinstance(strategy, Strategy):
+            raise BadInput(
+                f"Guarded({format_one_line(strategy, 40)}): use a strategy of"
+                " flwr.serverapp.strategy; see docs/flower.md#from-the-older-interface"
+            )
         inner = getattr(strategy, "strategy", strategy)
         same = (
             "fraction_train",

@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from flrce.errors import BadInput, format_one_line, suggest_name
 from flrce.flower import SUPPORTED_VERSIONS
+from flrce_client.errors import CLIENT_MIGRATION
 
 log = logging.getLogger("flwr")
 
@@ -55,11 +56,6 @@ LEGACY_ARGUMENTS = {
 }
 #: what a ClientApp of the older interface raises when it is sent a message of the newer one
 LEGACY_CLIENT_MARKS = ("fitins.parameters", "evaluateins.parameters")
-CLIENT_MIGRATION = (
-    "the app has clients of Flower's older interface (NumPyClient or client_fn), and flrce needs"
-    " the Message API: write app = ClientApp() with functions under @app.train() and"
-    " @app.evaluate(), as in docs/flower.md#from-the-older-interface"
-)
 
 
 def refuse_unknown_arguments(strategy: str, given: Iterable[str], known: Iterable[str]) -> None:
