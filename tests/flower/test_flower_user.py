@@ -513,9 +513,9 @@ def test_an_older_strategy_cannot_be_guarded():
 @pytest.mark.parametrize(
     ("psi", "said"),
     [
-        (0, "above 0, got 0"),
-        (float("nan"), "above 0, got nan"),
-        ("150%", "at most 100 % of P, got '150%'"),
+        (0, "above 0 and at most 100 % of P, got 0"),
+        (float("nan"), "above 0 and at most 100 % of P, got nan"),
+        ("150%", "above 0 and at most 100 % of P, got '150%'"),
         ([1], r"a number or a percentage of P such as '50%', got \[1\]"),
     ],
 )

@@ -300,10 +300,8 @@ def resolve_conflict_threshold(psi: float | str, P: int) -> float:
         raise BadInput(
             f"psi must be a number or a percentage of P such as '50%', got {psi!r}"
         ) from None
-    if not value > 0:
-        raise BadInput(f"psi must be above 0, got {psi!r}")
-    if isinstance(psi, str) and value > P:
-        raise BadInput(f"psi must be at most 100 % of P, got {psi!r}")
+    if not value > 0 or (isinstance(psi, str) and value > P):
+        raise BadInput(f"psi must be above 0 and at most 100 % of P, got {psi!r}")
     if value > max(P - 1, 1):
         raise BadInput(
             f"psi must be above 0 and at most P - 1 = {P - 1}, got {value:g}: a client has only"
