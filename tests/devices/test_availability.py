@@ -160,9 +160,11 @@ def test_what_a_client_had_spent_when_it_left(five):
     )
     assert (done, fine) == (whole, "")
     assert left == "left after 6 s of 12"
-    assert half == ClientCost(1000, 0, 0, 5e6, 2, 5.0, 1.0, 26.0, 1.0)
+    assert replace(half, other={}) == ClientCost(1000, 0, 0, 5e6, 2, 5.0, 1.0, 26.0, 1.0)
+    assert half.other == {"joules_modelled": 26.0}
     assert gone == "left after 0.5 s of 12"
-    assert short == ClientCost(500, 0, 0, 0.0, 0, 0.0, 0.5, 0.5, 1.0)
+    assert replace(short, other={}) == ClientCost(500, 0, 0, 0.0, 0, 0.0, 0.5, 0.5, 1.0)
+    assert short.other == {"joules_modelled": 0.5}
 
 
 def test_fedscale_and_flash_traces(tmp_path):

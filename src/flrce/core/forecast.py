@@ -144,6 +144,9 @@ class ExpectedSize:
     def estimate_bytes(self, layout: TensorLayout, rng: Any) -> int:
         return round(self.share * _dense_bytes(layout))
 
+    def count_coded_floats(self, layout: TensorLayout) -> int:
+        return sum(size for _, size in layout)
+
 
 def estimate_upload_bytes(
     task: Task, layout: TensorLayout, trainable: int, dtype: torch.dtype = torch.float32

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from flrce.core.bounds import NonEmptyText
 from flrce.core.cost_table import add_cost_row
 from flrce.core.energy_basis import NETWORK_FIELD, reconcile_basis
 from flrce.core.files import parse_csv, read_text_limited
@@ -99,7 +100,7 @@ class CostTable(CostModel):
     own.
     """
 
-    path: str
+    path: NonEmptyText
     rows: tuple[TableRow, ...] = field(init=False, repr=False, compare=False, default=())
 
     def __post_init__(self) -> None:
