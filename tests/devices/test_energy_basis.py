@@ -61,7 +61,7 @@ def test_waiting_rests_on_idle_power():
     replies = [Reply("a", 1, spent=fast), Reply("b", 1, spent=slow)]
     lines, costs = book_costs(1, [Task("a", 0, 1, 0), Task("b", 1, 1, 0)], replies, {})
     assert lines[0].spent.other["joules_assumed_waiting"] == 3 * 2  # 3 s at 2 W
-    assert costs["other"] == {"joules_modelled": 10 + 40, "joules_assumed_waiting": 6}
+    assert costs.other == {"joules_modelled": 10 + 40, "joules_assumed_waiting": 6}
 
 
 def test_a_radio_that_stays_awake_after_each_transfer():
@@ -142,7 +142,7 @@ def test_clients_add_up_to_rounds_and_rounds_to_the_run(tmp_path):
     assert sum(s[name] for name in BASIS_FIELDS) == pytest.approx(s["joules"], rel=1e-9)
     assert s["network_joules"] == pytest.approx(5.04e-4 * (s["bytes_up"] + s["bytes_down"]))
     assert assumed_share(s) > 0.9  # 5 ms a batch, an assumption, outweigh the digits' FLOPs
-    assert "% assumed batch overhead" in repr(found)
+    assert "% assumed batch overhead" in describe_joules(s)
     page = render_report([read_single_run(tmp_path / "run")])
     assert "% assumed batch overhead" in page
     assert "Assumed J %" in page

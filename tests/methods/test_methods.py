@@ -678,6 +678,7 @@ APART = {
     "moon": "the update has ContrastiveTerm",
     "fedsam": "the update has SharpnessAwareGradient",
     "fedlecc": "the update has LabelCensus",
+    "ifca": "the update has LowestLossGroup",
 }
 
 

@@ -79,10 +79,15 @@ def describe_basis(summary: Mapping[str, Any]) -> str:
     return ", ".join(f"{100 * shares[name]:.0f} % {names[name]}" for name in shown)
 
 
-def describe_joules(summary: Mapping[str, Any]) -> str:
-    """A run's joules with their interval and what they rest on, in one line."""
+def format_joules(summary: Mapping[str, Any]) -> str:
+    """A run's joules with their interval, and whether they are measured or modelled."""
     joules, high = summary["joules"], summary.get("joules_high") or 0.0
     doubt = f" ({summary['joules_low']:.4g} to {high:.4g})" if high > joules else ""
+    return f"{joules:.4g} J{doubt} {summary['energy']}"
+
+
+def describe_joules(summary: Mapping[str, Any]) -> str:
+    """The same with what they rest on, in one line."""
     basis = describe_basis(summary)
     plain = basis in ("", f"100 % {summary['energy']}")
-    return f"{joules:.4g} J{doubt} {summary['energy']}{'' if plain else f', of which {basis}'}"
+    return format_joules(summary) + ("" if plain else f", of which {basis}")

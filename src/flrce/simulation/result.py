@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from flrce.core.cost_table import COSTS
-from flrce.core.energy_basis import describe_joules
+from flrce.core.energy_basis import format_joules
 from flrce.core.intervals import confidence_interval
 from flrce.core.record import RoundRecord, flatten_record
 from flrce.errors import BadInput, Diverged, format_install_command
@@ -79,7 +79,7 @@ class Result:
         if last is not None and last != value:
             judged += f" (last model {format_metric_value(metric, last)})"
         ended = f", stopped: {s['stopped']}" if s["stopped"] else ""
-        spent = f"{COSTS['bytes'].of_summary(s) / 1e6:.4g} MB, {describe_joules(s)}"
+        spent = f"{COSTS['bytes'].of_summary(s) / 1e6:.4g} MB, {format_joules(s)}"
         kept = "not kept" if self.folder is None else str(self.folder)
         line = f"Result({judged}, {s['rounds']} rounds{ended}, {spent}, {kept})"
         return "\n".join([line, *(f"note: {note}" for note in self.notes)])
