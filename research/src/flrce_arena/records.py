@@ -22,6 +22,7 @@ from pydantic import ConfigDict, ValidationError, create_model
 from flrce.core.bounds import explain_validation_error
 from flrce.core.cost_table import COSTS, list_spent_costs
 from flrce.core.energy_basis import BASIS_FIELDS
+from flrce.core.record import GROUPS
 from flrce.core.types import RoundRecord
 from flrce.errors import BadInput, format_one_line
 from flrce.storage.disk import make_folder, write_atomically
@@ -64,9 +65,15 @@ CLIENT_REPORT_FIELDS = (
 OPTIONAL_FIELDS = (*CLIENT_REPORT_FIELDS, "other")
 FloatSeries = NDArray[np.float64]
 ClientNumber = Annotated[int, Ge(0), Le(10**6)]  # clients of one round
+#: the types of a round's fields, those of its groups among them
+ROUND_HINTS = {
+    name: hint
+    for kind in (RoundRecord, *GROUPS.values())
+    for name, hint in get_type_hints(kind).items()
+}
 #: column -> what it holds, as the record has it; a stranger's arena may hold anything
 COLUMN_TYPES: dict[str, Any] = {
-    **{name: get_type_hints(RoundRecord)[name] for name in KEPT_FIELDS},
+    **{name: ROUND_HINTS[name] for name in KEPT_FIELDS},
     "replied": ClientNumber | list[ClientNumber],
     "value": float | None,
     "holdouts": list[float | None],

@@ -212,10 +212,12 @@ class FleetSection(Section):
         """`presence` is the name that availability by the second had."""
         if not isinstance(table, dict) or "presence" not in table:
             return table
-        if "availability" in table:
+        rest = {key: value for key, value in table.items() if key != "presence"}
+        if table["presence"] is None:  # as stored records have it
+            return rest
+        if rest.get("availability") is not None:
             raise ValueError("fleet.presence is the old name of fleet.availability; drop one")
-        renamed = {key: value for key, value in table.items() if key != "presence"}
-        return {**renamed, "availability": table["presence"]}
+        return {**rest, "availability": table["presence"]}
 
     def build_cost_model(self) -> CostModel | None:
         """What has the last word on costs; None: the devices' profiles."""
