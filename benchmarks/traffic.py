@@ -170,7 +170,7 @@ def _crossed() -> dict[str, int]:
 def checks() -> dict[str, bool]:
     """Small runs on the device: what was promised of bits."""
     from flrce.config.experiment import Experiment
-    from flrce.data.own import to_source
+    from flrce.data.user import to_source
     from flrce.simulation import runs
 
     source = to_source(samples(800))

@@ -17,13 +17,13 @@ from pathlib import Path
 import numpy as np
 
 from flrce.data import cache
-from flrce.data.own import from_arrays, from_columns
 from flrce.data.readers.heart import build_heart_source
 from flrce.data.readers.idx import DIGIT_CLASSES, EMNIST_CLASSES
 from flrce.data.readers.shakespeare import WINDOW_LENGTH, build_role_source
 from flrce.data.readers.smartwatch import build_series_source
 from flrce.data.readers.speech import build_speech_source
 from flrce.data.sources import Source
+from flrce.data.user import from_arrays, from_columns
 
 TILES, SIDE = 50, 32
 

@@ -27,8 +27,8 @@ import torch
 import flrce
 from flrce.core import loop
 from flrce.core.types import PendingTask
-from flrce.data.own.text import from_text
 from flrce.data.sources import Source
+from flrce.data.user.text import from_text
 from flrce.devices.costs import inference_flops, training_flops
 from flrce.models.adapters import add_lora_adapters
 from flrce.models.flat import pack_model

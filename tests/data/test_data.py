@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flrce.data.federation import federate
-from flrce.data.own import from_arrays
-from flrce.data.own import from_npz as arrays
 from flrce.data.partition import PARTITION_SCHEMES, partition_samples
 from flrce.data.sources import Source, load_source, read_digits
+from flrce.data.user import from_arrays
+from flrce.data.user import from_npz as arrays
 from flrce.errors import BadInput
 from flrce.rng import make_stream
 

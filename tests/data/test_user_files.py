@@ -14,7 +14,7 @@ import flrce.data.cache
 from flrce import Experiment, Source
 from flrce.cli.cli import main
 from flrce.data.federation import federate
-from flrce.data.own import from_arrays, from_path, to_source
+from flrce.data.user import from_arrays, from_path, to_source
 from flrce.errors import BadInput
 
 QUICK = {

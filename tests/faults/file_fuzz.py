@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from flrce.core.files import read_lines
-from flrce.data.own import from_path
+from flrce.data.user import from_path
 from flrce.devices import carbon, costs, traces
 from flrce.errors import BadInput
 from flrce.formats.tokenizers import load_json_tokenizer

@@ -15,8 +15,8 @@ from harness import in_child
 from flrce.cli.cli import main
 from flrce.core import files
 from flrce.data import cache
-from flrce.data.own import from_path
 from flrce.data.readers import DATASET_READERS, read_dataset
+from flrce.data.user import from_path
 from flrce.devices import carbon, costs, traces
 from flrce.errors import BadInput
 from flrce.formats.language import open_language_model

@@ -18,8 +18,8 @@ import flrce
 from flrce.core.pieces import MalformedPayload
 from flrce.core.roles import RoundView
 from flrce.core.types import LocalWork, Payload, Selection, Task, Updates
-from flrce.data.own.text import encode_dialogue, from_text, split_windows
 from flrce.data.sources import IGNORED_TARGET
+from flrce.data.user.text import encode_dialogue, from_text, split_windows
 from flrce.errors import BadInput
 from flrce.formats.language import open_language_model
 from flrce.methods.aggregation.lora_products import LoRAProductMean, nearest_low_rank_factors

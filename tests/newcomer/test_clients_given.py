@@ -7,7 +7,7 @@ from torch.utils.data import TensorDataset
 
 import flrce
 from flrce.cli.cli import main
-from flrce.data.own import to_source
+from flrce.data.user import to_source
 from flrce.errors import BadInput
 
 X = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)

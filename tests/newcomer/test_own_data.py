@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import flrce
 from flrce import BadInput, Source
 from flrce.cli.cli import main
-from flrce.data.own import from_arrays, from_path, to_source
+from flrce.data.user import from_arrays, from_path, to_source
 
 X = np.arange(12, dtype=np.float32).reshape(6, 2)
 

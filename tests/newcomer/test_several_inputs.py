@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 
 import flrce
 from flrce.data.fields import pack_fields, unpack_fields
-from flrce.data.own import to_source
+from flrce.data.user import to_source
 from flrce.errors import BadInput
 
 rng = np.random.default_rng(5)

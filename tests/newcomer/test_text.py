@@ -9,8 +9,8 @@ from sklearn.utils import murmurhash3_32
 
 import flrce
 from flrce.cli.cli import main
-from flrce.data.own import to_source
 from flrce.data.text_features import ROW_NORM, hash_texts
+from flrce.data.user import to_source
 from flrce.errors import BadInput
 
 GOOD = ["a lovely warm film", "great acting and a great plot", "i loved every minute of it"]

@@ -21,7 +21,7 @@ from flrce.cli.cli import main
 from flrce.config.experiment import Experiment
 from flrce.core.pieces import NoCompression
 from flrce.core.types import LocalWork, PendingTask, Task
-from flrce.data.own import from_arrays
+from flrce.data.user import from_arrays
 from flrce.errors import BadInput
 from flrce.models.flat import pack_model
 from flrce.models.nets import build_network

@@ -13,8 +13,8 @@ import torch
 import flrce
 from flrce import Experiment
 from flrce.cli.cli import main
-from flrce.data.own import from_arrays
 from flrce.data.readers.shakespeare import build_role_source
+from flrce.data.user import from_arrays
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -221,9 +221,9 @@ class Source:
 
 
 def _build_source(form: str, *args: Any, **how: Any) -> Source:
-    from flrce.data import own
+    from flrce.data import user
 
-    made: Source = getattr(own, form)(*args, **how)
+    made: Source = getattr(user, form)(*args, **how)
     return made
 
 
@@ -272,7 +272,7 @@ def load_source(name: str, path: str | None = None, **how: Any) -> Source:
     does not.
     """
     if path is not None:
-        from flrce.data.own import from_path
+        from flrce.data.user import from_path
 
         return from_path(path, **how)
     if name == "digits":

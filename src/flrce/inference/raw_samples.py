@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from flrce.core.files import format_path, read_text_limited
 from flrce.data.fields import has_fields, pack_fields
-from flrce.data.own.arrays import arrange_axes
-from flrce.data.own.tables import read_table_columns, to_columns
 from flrce.data.preprocessing import ColumnTable, Preprocessing
 from flrce.data.readers.images import IMAGE_FORMATS, read_image
 from flrce.data.sources import SampleSpec
+from flrce.data.user.arrays import arrange_axes
+from flrce.data.user.tables import read_table_columns, to_columns
 from flrce.errors import BadInput
 from flrce.formats.npz import load_npz
 

@@ -24,9 +24,9 @@ from flrce.core.types import Round, State, Task
 from flrce.core.update_placement import choose_placement, describe_placement
 from flrce.data.federation import Federation
 from flrce.data.fields import attach_fields
-from flrce.data.own import holds_clients, to_source
 from flrce.data.preprocessing import format_features
 from flrce.data.sources import Source
+from flrce.data.user import holds_clients, to_source
 from flrce.devices.costs import add_network_energy, assign_devices, load_profile
 from flrce.errors import BadInput
 from flrce.formats.language import has_same_vocabulary

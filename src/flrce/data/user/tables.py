@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flrce.core.files import format_path, read_text_limited, validate_memory, validate_regular
-from flrce.data.own.arrays import COLUMNS, from_arrays, measure_features, refuse_columns
-from flrce.data.own.identifiers import find_identifiers, find_label_sorters
-from flrce.data.own.text_columns import describe_texts, find_text_columns, mask_texts, report_texts
 from flrce.data.preprocessing import AS_GIVEN, ColumnTable, FeatureColumn, Preprocessing
 from flrce.data.readers.columns import convert_column, parse_csv_cells, read_json_objects
 from flrce.data.sources import Source
 from flrce.data.text_features import count_token_ids
+from flrce.data.user.arrays import COLUMNS, from_arrays, measure_features, refuse_columns
+from flrce.data.user.identifiers import find_identifiers, find_label_sorters
+from flrce.data.user.text_columns import describe_texts, find_text_columns, mask_texts, report_texts
 from flrce.errors import BadInput, format_install_command, format_one_line, suggest_name
 
 MAX_FILE_BYTES = 4 << 30  # bytes of one text file

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flrce.data.fields import InputField, describe_fields, has_fields, pack_fields
-from flrce.data.own.targets import convert_targets, format_examples, resolve_class_names
-from flrce.data.own.text_columns import hash_text_array, is_text_array
 from flrce.data.preprocessing import Preprocessing
 from flrce.data.sources import Source, TargetKind
+from flrce.data.user.targets import convert_targets, format_examples, resolve_class_names
+from flrce.data.user.text_columns import hash_text_array, is_text_array
 from flrce.errors import BadInput
 
 InputLayout = Literal["auto", "images", "series", "table", "tokens"]

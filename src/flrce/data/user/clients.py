@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flrce.data.own.arrays import IMAGE_CHANNELS, from_arrays
-from flrce.data.own.tables import ClientTable, join_tables, read_table_cells, to_columns
 from flrce.data.pool import assign_to_client, join_sources
 from flrce.data.sources import Source
+from flrce.data.user.arrays import IMAGE_CHANNELS, from_arrays
+from flrce.data.user.tables import ClientTable, join_tables, read_table_cells, to_columns
 from flrce.errors import BadInput
 
 SPLITS = {"train": False, "test": True}

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flrce.data.own.arrays import from_arrays
-from flrce.data.own.tables import GROUPS, SPLITS, TARGETS, find_column, from_columns
 from flrce.data.pool import join_sources
 from flrce.data.readers.columns import convert_column
 from flrce.data.sources import Source
+from flrce.data.user.arrays import from_arrays
+from flrce.data.user.tables import GROUPS, SPLITS, TARGETS, find_column, from_columns
 from flrce.errors import BadInput
 
 

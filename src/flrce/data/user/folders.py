@@ -15,8 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from flrce.core.files import format_path
-from flrce.data.own.arrays import from_arrays, refuse_columns
-from flrce.data.own.tables import (
+from flrce.data.pool import assign_to_client, join_sources
+from flrce.data.preprocessing import Preprocessing
+from flrce.data.readers.images import IMAGE_FORMATS, list_class_images, load_images
+from flrce.data.sources import Source
+from flrce.data.user.arrays import from_arrays, refuse_columns
+from flrce.data.user.tables import (
     ClientTable,
     from_csv,
     from_jsonl,
@@ -24,10 +28,6 @@ from flrce.data.own.tables import (
     join_tables,
     read_table_cells,
 )
-from flrce.data.pool import assign_to_client, join_sources
-from flrce.data.preprocessing import Preprocessing
-from flrce.data.readers.images import IMAGE_FORMATS, list_class_images, load_images
-from flrce.data.sources import Source
 from flrce.errors import BadInput
 from flrce.formats import npz
 

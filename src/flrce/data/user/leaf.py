@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from flrce.core.files import format_path
-from flrce.data.own.arrays import from_arrays, refuse_columns
 from flrce.data.readers.leaf import read_leaf_users
 from flrce.data.readers.text import build_character_source
 from flrce.data.sources import Source
+from flrce.data.user.arrays import from_arrays, refuse_columns
 
 
 def from_leaf(path: Path | str, **how: Any) -> Source:

@@ -8,21 +8,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flrce.core.files import format_path, validate_regular
-from flrce.data.own.arrays import COLUMNS, from_arrays, refuse_columns
-from flrce.data.own.clients import from_clients, from_split, holds_clients
-from flrce.data.own.datasets import from_dataset, from_huggingface, has_named_items
-from flrce.data.own.folders import (
+from flrce.data.readers.leaf import list_leaf_files
+from flrce.data.sources import Source
+from flrce.data.user.arrays import COLUMNS, from_arrays, refuse_columns
+from flrce.data.user.clients import from_clients, from_split, holds_clients
+from flrce.data.user.datasets import from_dataset, from_huggingface, has_named_items
+from flrce.data.user.folders import (
     FILE_READERS,
     choose_folder_reader,
     from_folder,
     from_folders,
     from_npz,
 )
-from flrce.data.own.leaf import from_leaf
-from flrce.data.own.tables import from_columns, from_csv, from_jsonl, from_pandas, from_parquet
-from flrce.data.own.text import from_text
-from flrce.data.readers.leaf import list_leaf_files
-from flrce.data.sources import Source
+from flrce.data.user.leaf import from_leaf
+from flrce.data.user.tables import from_columns, from_csv, from_jsonl, from_pandas, from_parquet
+from flrce.data.user.text import from_text
 from flrce.errors import BadInput, format_one_line
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
