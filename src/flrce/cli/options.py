@@ -170,11 +170,9 @@ on_option = click.option(
     "where",
     default="here",
     show_default=True,
-    metavar="here|ray|slurm|processes",
-    shell_complete=completion.complete_names(lambda: ("here", "ray", "slurm", "processes")),
-    help=(
-        "Where to run; settings of Ray or submitit may follow, such as slurm,slurm_partition=gpu."
-    ),
+    metavar="here|slurm|processes",
+    shell_complete=completion.complete_names(lambda: ("here", "slurm", "processes")),
+    help="Where to run; settings of submitit may follow, such as slurm,slurm_partition=gpu.",
 )
 trust_option = click.option(
     "--trust",
