@@ -53,7 +53,6 @@ LONGEST = (
     "test_sampling",
     "test_selectors",
     "test_client_evaluation",
-    "test_watch_page",
 )
 
 

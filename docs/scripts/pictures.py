@@ -3,29 +3,24 @@
     python docs/scripts/pictures.py [FOLDER] [--runs FOLDER]
 
 Runs what the pages show (digits, a few minutes on two cores; --runs keeps it), writes the reports
-of one run, of a comparison and of a reproduction, serves `flrce watch`, and takes pictures with
-Debian's Chromium.
+of one run, of a comparison and of a reproduction, and takes pictures with Debian's Chromium.
 """
 
 import argparse
 import base64
 import io
-import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import chdir, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from selenium import webdriver
 
-from flrce.cli.watch_server import HOST, build_watch_server
 from flrce.report import page
-from flrce.report.live import RunWatcher
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 IMG = ROOT / "docs" / "img"
@@ -37,7 +32,6 @@ PICTURES = {
     "report-run-dark": ("run", 1200, 1500, "dark"),
     "report-phone": ("run", 400, 900, "light"),
     "report-reproduce": ("reproduce", 1200, 1500, "light"),
-    "watch": ("watch", 1200, 1250, "light"),
 }
 
 
@@ -88,47 +82,6 @@ def pages(folder: Path) -> dict[str, str]:
 
 
 @contextmanager
-def watching(folder: Path) -> Iterator[str]:
-    """The page of `flrce watch` over two finished runs and one under way."""
-    with tempfile.TemporaryDirectory() as made, chdir(made):
-        place = Path("runs")
-        for name in ("fedavg", "oort"):
-            shutil.copytree(folder / "compare" / name / "seed-0", place / name)
-        asked = [
-            "--set",
-            "rounds=2000",
-            "--set",
-            "stop.joules=6000",
-            "--set",
-            "recipe.name=flrce-no-stop",
-        ]
-        command = [
-            sys.executable,
-            "-m",
-            "flrce.cli.cli",
-            "run",
-            FILE,
-            *asked,
-            "--out",
-            str(place / "going"),
-        ]
-        going = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            with build_watch_server(RunWatcher([place]), 0, "key") as web:
-                thread = threading.Thread(target=web.serve_forever, kwargs={"poll_interval": 0.05})
-                thread.start()
-                rounds = place / "going" / "rounds.jsonl"
-                while not rounds.exists() or rounds.read_bytes().count(b"\n") < 60:
-                    time.sleep(0.1)
-                yield f"http://{HOST}:{web.server_port}/key/"
-                web.shutdown()
-                thread.join()
-        finally:
-            going.terminate()
-            going.wait()
-
-
-@contextmanager
 def browser(folder: Path) -> Iterator[Any]:
     options = webdriver.ChromeOptions()
     for flag in (
@@ -159,9 +112,7 @@ def taken(driver: Any, url: str, width: int, height: int, colours: str) -> bytes
         if driver.execute_script("return document.documentElement.dataset.ready === 'true'"):
             break
         time.sleep(0.1)
-    time.sleep(
-        0.5 if url.startswith("file:") else 5
-    )  # observers of size run after layout; a watcher wants rounds
+    time.sleep(0.5)  # observers of size run after layout
     return base64.b64decode(
         driver.execute_cdp_cmd("Page.captureScreenshot", {"format": "png"})["data"]
     )
@@ -198,8 +149,7 @@ def main(out: Path = IMG, runs: Path | None = None, more: Sequence[str] = ()) ->
         out.mkdir(parents=True, exist_ok=True)
         trained(folder, more)
         found = pages(folder)
-        with watching(folder) as url, browser(Path(made) / "profile") as driver:
-            found["watch"] = url
+        with browser(Path(made) / "profile") as driver:
             for name, (which, *how) in PICTURES.items():
                 (out / f"{name}.png").write_bytes(small(taken(driver, found[which], *how)))
             (folder / "compare.pdf").write_bytes(

@@ -127,7 +127,7 @@ def test_nothing_is_overwritten_and_a_server_is_needed(fleet, tmp_path, capsys):
     server, _ = fleet
     before = (server / "ca.key").read_text()
     assert main(["deploy", "server", str(server), "--address", "10.0.0.5"]) == 2
-    assert "overwrites nothing" in capsys.readouterr().err
+    assert "overwrites no file" in capsys.readouterr().err
     assert (server / "ca.key").read_text() == before
     told = [
         "deploy",

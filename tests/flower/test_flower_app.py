@@ -134,7 +134,7 @@ def test_deploy_init_overwrites_nothing_and_checks_the_name(tmp_path, capsys):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "README.md").write_text("mine")
     assert main(["deploy", "init", str(tmp_path / "a")]) == 2
-    assert "overwrites nothing" in capsys.readouterr().err
+    assert "overwrites no file" in capsys.readouterr().err
     assert (tmp_path / "a" / "README.md").read_text() == "mine"
     assert to_package_name("My-Fleet 2") == "my_fleet_2"
     for bad in ("2fleet", "class", "flwr"):

@@ -104,11 +104,11 @@ def test_resume_needs_no_file(here, capsys):
     assert main(["run", "--out", "a", "--resume", "--set", "rounds=4"]) == 0
     assert main(["run", "--out", "a", "--resume"]) == 0
     [resumed] = run_folders.find_runs(Path("a"))
-    assert resumed.rounds == 4
-    assert resumed.recipe == "fedprox"
+    assert resumed["t"] == 4
+    assert resumed["recipe"] == "fedprox"
     assert main(["run", *sets(), "--seeds", "3,5", "--out", "b"]) == 0
     assert main(["run", "--out", "b", "--resume", "--set", "rounds=4"]) == 0
-    assert [each.rounds for each in run_folders.find_runs(Path("b"))] == [4, 4]
+    assert [run["t"] for run in run_folders.find_runs(Path("b"))] == [4, 4]
     capsys.readouterr()
     assert main(["run", "--resume"]) == 2
     assert "flrce runs" in capsys.readouterr().err
@@ -120,7 +120,7 @@ def test_seeds_that_were_not_begun_are_gone_on_with_too(here):
     assert main(["run", *sets(), "--seeds", "3,5", "--out", "b"]) == 0
     shutil.rmtree("b/seed-5")  # as if Ctrl-C had come while seed 3 was trained
     assert main(["run", "--out", "b", "--resume"]) == 0
-    assert [each.seed for each in run_folders.find_runs(Path("b"))] == [3, 5]
+    assert [run["seed"] for run in run_folders.find_runs(Path("b"))] == [3, 5]
 
 
 def last_round(capsys):

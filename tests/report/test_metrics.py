@@ -8,11 +8,9 @@ import threading
 import pytest
 
 from flrce.cli.cli import main
-from flrce.cli.deploy import read_template
-from flrce.cli.monitoring import MONITORING_FILES
-from flrce.cli.watch_server import build_metrics_server
+from flrce.cli.deploy import MONITORING_FILES, read_template
 from flrce.report.live import RunWatcher
-from flrce.report.metrics import GAUGES, escape_label, render_metrics
+from flrce.report.metrics import GAUGES, build_metrics_server, escape_label, render_metrics
 
 SAMPLE = re.compile(r'([a-z_]+)\{((?:[a-z]+="(?:[^"\\\n]|\\.)*",?)+)\} (\S+)')
 VIEW = {
@@ -111,7 +109,7 @@ def read_json_template(name: str) -> dict:
 
 
 def test_alerts_and_panels_use_metrics_that_exist():
-    known = {gauge.name for gauge in GAUGES} | {"flrce_budget_left_ratio", "flrce_unreadable"}
+    known = {f"flrce_{name}" for name in GAUGES} | {"flrce_budget_left_ratio", "flrce_unreadable"}
     rules = read_json_template("alerts.yml")["groups"][0]["rules"]
     panels = read_json_template("grafana-dashboard.json")["panels"]
     expressions = [rule["expr"] for rule in rules]
@@ -134,4 +132,4 @@ def test_the_files_are_written_once(tmp_path, capsys):
     scrape = json.loads((folder / "prometheus.yml").read_text())  # JSON is YAML
     assert scrape["scrape_configs"][0]["static_configs"] == [{"targets": ['10.0.0.5:9464"']}]
     assert main(["deploy", "monitor", str(folder)]) == 2
-    assert "overwrites nothing" in capsys.readouterr().err
+    assert "overwrites no file" in capsys.readouterr().err

@@ -2,7 +2,6 @@
 folder.
 """
 
-import http.client
 import io
 import json
 import os
@@ -19,7 +18,6 @@ from rich.console import Console
 
 from flrce.cli.cli import main
 from flrce.cli.watch import build_watch_board, format_energy_spent, format_point_price
-from flrce.cli.watch_server import HOST, build_watch_server, derive_page_key
 from flrce.config.experiment import Experiment
 from flrce.core.record import RoundRecord, flatten_record
 from flrce.report import live
@@ -28,7 +26,7 @@ from flrce.simulation import runs
 from flrce.storage.disk import FolderLock
 from flrce.storage.read import read_run
 from flrce.storage.summary import name_energy_origin
-from report_helpers import HOSTILE, compared, hostile
+from report_helpers import compared, hostile
 
 ENV = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2] / "src")}
 
@@ -111,14 +109,13 @@ def test_what_is_left_of_a_budget(tmp_path):
     assert (left["rounds"]["left"], left["rounds"]["lasts"]) == (0.0, 0)
 
 
-def test_long_curves_keep_their_ends():
-    points = live.sample_curve(
-        [RoundRecord(t, accuracy=t / 1e4) for t in range(1, 1001)], lambda h: h.accuracy
-    )
-    assert len(points) <= live.MAX_CURVE_POINTS + 1
-    assert (points[0], points[-1]) == ([1, 0.0001], [1000, 0.1])
-    assert live.sample_curve([RoundRecord(1, accuracy=0.5)], lambda h: h.accuracy) == [[1, 0.5]]
-    assert live.sample_curve([], lambda h: h.accuracy) == []
+def test_curves_are_the_newest_points():
+    records = [RoundRecord(t, accuracy=t / 1e4) for t in range(1, 1001)]
+    points = live.list_newest_points(records, lambda h: h.accuracy)
+    assert len(points) == live.MAX_CURVE_POINTS
+    assert points[-1] == [1000, 0.1]
+    assert points[0] == [1001 - live.MAX_CURVE_POINTS, pytest.approx(0.0961)]
+    assert live.list_newest_points([], lambda h: h.accuracy) == []
 
 
 def test_who_holds_a_folder(tmp_path):
@@ -184,7 +181,6 @@ def test_a_run_is_followed_killed_and_gone_on_with(going):
     more = until(watcher, lambda v: v["t"] > seen["t"] and v["ends"] is not None)
     assert more["ends"] > time.time()  # 4000 rounds are far away
     assert more["round"]["count"] == 3
-    assert len(more["trained"]) + more["waiting"] == 8
     process.send_signal(signal.SIGKILL)
     process.wait()
     dead = until(watcher, lambda v: v["state"] == "interrupted")
@@ -196,9 +192,7 @@ def test_a_run_is_followed_killed_and_gone_on_with(going):
     assert done["t"] == T
     records = read_run(place / "a").rounds
     assert done["spent"]["joules"] == pytest.approx(sum(h.joules for h in records))
-    assert [t for t, _ in done["handed"]] == [h.t for h in records][
-        :: -(-len(records) // live.MAX_CURVE_POINTS)
-    ]
+    assert [t for t, _ in done["handed"]] == [h.t for h in records][-live.MAX_CURVE_POINTS :]
 
 
 def test_runs_that_appear_later_and_go_away(tmp_path):
@@ -286,56 +280,3 @@ def test_flower_s_folders_are_watched_too(tmp_path):
     (seen,) = RunWatcher([tmp_path]).take_snapshot()
     assert (seen["state"], seen["t"]) == ("finished", 2)
     assert seen["value"] == read_run(tmp_path / "a").summary["value"]
-
-
-@pytest.fixture
-def web():
-    """The page's server over runs with hostile names."""
-    with build_watch_server(RunWatcher([hostile()]), 0, "key") as made:
-        thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        yield made
-        made.shutdown()
-        thread.join()
-
-
-def ask(web, path: str, method: str = "GET", **headers: str) -> tuple[int, str, dict]:
-    there = http.client.HTTPConnection(HOST, web.server_port, timeout=10)
-    there.request(method, path, headers=headers)
-    answer = there.getresponse()
-    found = answer.status, answer.read().decode(), dict(answer.headers)
-    there.close()
-    return found
-
-
-def test_the_server_answers_this_machine_and_only_reads(web):
-    assert web.server_address[0] == "127.0.0.1"
-    code, text, headers = ask(web, "/key/")
-    assert (code, "Runs under way" in text) == (200, True)
-    assert "default-src 'none'" in headers["Content-Security-Policy"]
-    assert headers["X-Content-Type-Options"] == "nosniff"
-    for path in ("/", "/state", "/kex/", "/key/../../etc/passwd", "/key/x", "//", "/%2e%2e/"):
-        assert ask(web, path)[0] == 404
-    assert ask(web, "/key/", Host="evil.example")[0] == 403  # a name that was made to lead here
-    for method in ("POST", "PUT", "DELETE"):
-        assert ask(web, "/key/state", method)[0] == 501
-    code, text, _ = ask(web, "/key/state")
-    told = json.loads(text)
-    assert {name for name, _ in told["runs"][0]["trained"]} <= set(HOSTILE)
-    assert json.loads(ask(web, f"/key/state?since={told['version']}")[1]) == {
-        "version": told["version"]
-    }
-    assert ask(web, "/key/", "HEAD")[1] == ""
-
-
-def test_the_key_is_the_users_alone_and_lasts(tmp_path, monkeypatch):
-    monkeypatch.setenv("FLRCE_CACHE", str(tmp_path / "cache"))
-    first = derive_page_key([tmp_path])
-    assert derive_page_key([tmp_path]) == first  # a restarted watcher has the address of before
-    assert derive_page_key([tmp_path / "other"]) != first
-    kept = tmp_path / "cache" / "watch.key"
-    assert kept.stat().st_mode & 0o077 == 0
-    kept.chmod(0o644)  # others may have read it
-    assert derive_page_key([tmp_path]) != first
-    monkeypatch.setenv("FLRCE_CACHE", "/proc/nowhere")
-    assert derive_page_key([tmp_path]) != derive_page_key([tmp_path])

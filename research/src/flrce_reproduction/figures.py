@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flrce.report.partition_figure import import_pyplot
+from flrce.errors import BadInput, format_install_command
 from flrce_reproduction import paper
 from flrce_reproduction.curves import mean_accuracy_curve
 from flrce_reproduction.grid import FinishedRuns
@@ -21,6 +21,26 @@ METHOD_COLOURS = dict(
     )
 )
 WIDTH, HEIGHT = 4.2, 3.2  # inches of one panel
+
+
+def import_pyplot() -> Any:
+    """matplotlib.pyplot without a display, or how to get it."""
+    try:
+        import matplotlib
+    except ImportError as why:
+        raise BadInput(f"figures need matplotlib; run: {format_install_command('report')}") from why
+    matplotlib.use("agg")
+    matplotlib.rcParams |= {
+        "svg.hashsalt": "flrce",
+        "svg.fonttype": "none",
+        "font.size": 9,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "figure.dpi": 100,
+    }
+    import matplotlib.pyplot as plt
+
+    return plt
 
 
 @contextmanager

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from flrce.data.sources import Source
 from flrce.errors import BadInput
-from flrce.report.partition_figure import import_pyplot
 from flrce.storage.disk import BY_UMASK, write_atomically
 from flrce_reproduction import curves, figures, records, resources, results
 from flrce_reproduction.claims import build_claims_table
@@ -66,7 +65,7 @@ def reproduce_paper(
     are left before they are trained.
     """
     if any(target in FIGURE_DRAWERS for target in request.targets):
-        import_pyplot()
+        figures.import_pyplot()
     kept = out / "records"
     facts = _collect_dataset_sizes(request, data, kept, again, train)
     plan = plan_cells(request, facts)

@@ -46,14 +46,14 @@ def run_command() -> None:
     default="fedavg,flrce,frugal",
     show_default=True,
     metavar=LIST_METAVAR,
-    shell_complete=completion.complete_names(completion.list_recipes_and_files),
+    shell_complete=completion.complete_names(completion.list_recipe_names),
     help="Names from `flrce recipes list`, experiment files (.toml), or all.",
 )
 @click.option(
     "--grid",
     multiple=True,
     metavar="KEY=A,B,...",
-    shell_complete=completion.complete_settings,
+    shell_complete=completion.complete_names(completion.list_setting_keys),
     help="Train with every value, such as train.lr=0.01,0.03; repeat it for all combinations.",
 )
 @click.option(
@@ -86,7 +86,7 @@ def compare_command() -> None:
 @app.command("runs")
 @click.argument("folder", type=PATH_TYPE, required=False, metavar="[FOLDER]")
 @options.json_option
-@options.calls("flrce.cli.runs:list_runs")
+@options.calls("flrce.cli.run_folders:list_runs")
 def runs_command() -> None:
     """List the runs in a folder, finished or not.
 
@@ -95,20 +95,7 @@ def runs_command() -> None:
 
 
 @app.command("watch")
-@click.argument(
-    "runs",
-    type=PATH_TYPE,
-    nargs=-1,
-    metavar="[RUN|DIR]...",
-    shell_complete=completion.complete_runs,
-)
-@click.option("--page", is_flag=True, help="Serve a web page on this machine instead of printing.")
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    default=0,
-    help="Port of the page; 0 takes any free port.",
-)
+@click.argument("runs", type=PATH_TYPE, nargs=-1, metavar="[RUN|DIR]...")
 @click.option("--once", is_flag=True, help="Print the current state and exit.")
 @click.option(
     "--metrics",
@@ -123,7 +110,8 @@ def watch_command() -> None:
     For each run: who trained last, the metric, rejected replies, the cost of one more point, time
     left and budget left. RUN is a run directory, DIR a folder that contains runs or will; default
     runs. This command only reads files, so it disturbs no run. It waits for a folder that does
-    not exist yet, except with --once or --json. The page is served on 127.0.0.1 only.
+    not exist yet, except with --once or --json. For charts, use `flrce report`, also while a run
+    trains.
     """
 
 
@@ -169,10 +157,7 @@ def reach_command() -> None:
 )
 @options.add_budget_options
 @click.option(
-    "--preset",
-    metavar=LIST_METAVAR,
-    shell_complete=completion.complete_names(lambda: ("frugal", "balanced", "accurate")),
-    help="Stop rules of FLrce: frugal, balanced or accurate.",
+    "--preset", metavar=LIST_METAVAR, help="Stop rules of FLrce: frugal, balanced or accurate."
 )
 @click.option(
     "--points",
@@ -271,13 +256,7 @@ def doctor_command() -> None:
 
 @app.command("verify")
 @options.add_runs_argument("RUN", name="a")
-@click.argument(
-    "b",
-    type=options.PATH_TYPE,
-    required=False,
-    metavar="[RUN]",
-    shell_complete=completion.complete_runs,
-)
+@click.argument("b", type=options.PATH_TYPE, required=False, metavar="[RUN]")
 @options.json_option
 @options.calls("flrce.cli.verify:verify_runs")
 def verify_command() -> None:

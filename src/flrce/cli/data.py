@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from flrce.cli.options import look_at
-from flrce.cli.targets import prepare_file
 from flrce.cli.terminal import print_table
 from flrce.config.experiment import Experiment
 from flrce.data.preprocessing import format_features
@@ -43,7 +42,6 @@ def show_partition(
     file: Path | None,
     overrides: tuple[str, ...],
     as_json: bool,
-    svg: Path | None,
     trust: bool = False,
 ) -> None:
     """How an experiment shares its samples out: sizes and labels per client."""
@@ -52,15 +50,6 @@ def show_partition(
     described = exp.federate(pool).describe()
     title = f"{pool.name}: {len(pool.y):,} samples {pool.shape}, {pool.outputs} {pool.kind}"
     title += f"; {exp.data.partition}, seed {exp.seed}"
-    if svg and "labels" not in described:
-        raise BadInput(
-            f"--svg draws who holds which classes, {pool.name} has {pool.kind}; leave it out"
-        )
-    if svg:
-        prepare_file(svg, "--svg")
-        from flrce.report.partition_figure import draw_partition
-
-        draw_partition(described, title, svg)
     if as_json:
         features = {"features": list(pool.features)} if pool.features else {}
         print(json.dumps({**described, **features}))

@@ -1,5 +1,6 @@
-"""flrce deploy init fleet experiment.toml"""
+"""flrce deploy init fleet experiment.toml, flrce deploy monitor FOLDER"""
 
+import json
 import keyword
 import os
 import re
@@ -19,6 +20,16 @@ APP_FILES = {
     "client_app.py": "@package@/client_app.py",
     "__main__.py": "@package@/__main__.py",
 }
+MONITORING_FILES = ("prometheus.yml", "alerts.yml", "grafana-dashboard.json")  # JSON is YAML
+
+
+def write_monitoring(folder: Path, target: str) -> None:
+    """Write prometheus.yml, alerts.yml and a Grafana dashboard for `flrce watch --metrics`."""
+    values = {"@target@": json.dumps(target)[1:-1]}
+    for name in MONITORING_FILES:
+        text = fill_placeholders(read_template(name), values)
+        write_new_file(folder / name, text, "deploy monitor")
+    print(f"wrote {folder}; start `flrce watch RUN --metrics {target}` and Prometheus there")
 
 
 def write_flower_app(
@@ -36,25 +47,25 @@ def write_flower_app(
 
 
 def render_app_files(name: str, publisher: str, own: bool) -> dict[str, str]:
-    """The app's files: path -> text."""
+    """Fill in the templates of the app: path -> text."""
     package = to_package_name(name)
     names = {"@name@": package.replace("_", "-"), "@package@": package, "@publisher@": publisher}
     task = "task_own.py" if own else "task.py"
     files = {**APP_FILES, task: "@package@/task.py"}
-    made = {path: read_template(source) for source, path in files.items()}
-    made["@package@/__init__.py"] = '"""Federated learning with flrce on Flower."""\n'
+    texts = {path: read_template(source) for source, path in files.items()}
+    texts["@package@/__init__.py"] = '"""Federated learning with flrce on Flower."""\n'
     return {
         fill_placeholders(path, names): fill_placeholders(text, names)
-        for path, text in made.items()
+        for path, text in texts.items()
     }
 
 
 def to_package_name(name: str) -> str:
-    """A folder's name as that of a Python package."""
+    """Convert a folder's name to a name of a Python package."""
     package = re.sub(r"\W", "_", name).lower()
     if not package.isidentifier() or keyword.iskeyword(package) or package in ("flrce", "flwr"):
         raise BadInput(
-            f"deploy init {name!r}: no name for a Python package; use letters, digits and -"
+            f"deploy init {name!r}: not a valid name of a Python package; use letters, digits and -"
         )
     return package
 
@@ -64,19 +75,19 @@ def read_template(name: str) -> str:
 
 
 def fill_placeholders(text: str, names: dict[str, str]) -> str:
-    for mark, value in names.items():
-        text = text.replace(mark, value)
+    for placeholder, value in names.items():
+        text = text.replace(placeholder, value)
     return text
 
 
 def write_new_file(path: Path, text: str, command: str, mode: int = 0o644) -> None:
-    """Write a file that must not be there yet; a secret one is never readable by others."""
+    """Write a file that must not exist yet; a secret file is never readable by others."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     except FileExistsError:
         raise BadInput(
-            f"{path} exists already; {command} overwrites nothing: name another folder"
+            f"{path} exists already; {command} overwrites no file: name another folder"
         ) from None
-    with os.fdopen(made, "w") as file:
+    with os.fdopen(handle, "w") as file:
         file.write(text)

@@ -88,7 +88,6 @@ def data_list_command() -> None:
 @options.file_argument
 @options.set_option
 @options.json_option
-@click.option("--svg", type=PATH_TYPE, help="Also draw it into this SVG file (needs matplotlib).")
 @options.trust_option
 @options.calls("flrce.cli.data:show_partition")
 def data_info_command() -> None:
@@ -146,7 +145,7 @@ def deploy_init_command() -> None:
     metavar="HOST:PORT",
     help="Address at which `flrce watch RUN --metrics` answers.",
 )
-@options.calls("flrce.cli.monitoring:write_monitoring")
+@options.calls("flrce.cli.deploy:write_monitoring")
 def deploy_monitor_command() -> None:
     """Write Prometheus settings, alert rules and a Grafana dashboard for running experiments."""
 

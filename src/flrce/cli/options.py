@@ -117,7 +117,6 @@ def add_runs_argument(help: str, many: bool = False, name: str = "run") -> Calla
         nargs=-1 if many else 1,
         required=True,
         metavar=help,
-        shell_complete=completion.complete_runs,
     )
 
 
@@ -149,7 +148,7 @@ set_option = click.option(
     "overrides",
     multiple=True,
     metavar="KEY=VALUE",
-    shell_complete=completion.complete_settings,
+    shell_complete=completion.complete_names(completion.list_setting_keys),
     help="Set one key of the experiment; may be repeated.",
 )
 out_option = click.option("--out", type=PATH_TYPE, help="Run directory.")
@@ -159,19 +158,13 @@ seeds_option = click.option(
 resume_option = click.option(
     "--resume", is_flag=True, help="Continue from the last committed round."
 )
-device_option = click.option(
-    "--device",
-    metavar="auto|cpu|cuda",
-    shell_complete=completion.complete_names(lambda: ("auto", "cpu", "cuda")),
-    help="Where to train.",
-)
+device_option = click.option("--device", metavar="auto|cpu|cuda", help="Where to train.")
 on_option = click.option(
     "--on",
     "where",
     default="here",
     show_default=True,
     metavar="here|slurm|processes",
-    shell_complete=completion.complete_names(lambda: ("here", "slurm", "processes")),
     help="Where to run; settings of submitit may follow, such as slurm,slurm_partition=gpu.",
 )
 trust_option = click.option(

@@ -1,49 +1,70 @@
-"""Where runs live when nobody says: runs/NAME-DATE; which there are; and the experiment that a
-folder holds.
-"""
+"""flrce runs; names of run directories, and the experiment and seeds that a directory holds."""
 
 import json
-import os
-from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
+from flrce.cli.terminal import print_table
 from flrce.errors import BadInput
-from flrce.report.endings import describe_state
+from flrce.report.live import RunWatcher
 from flrce.simulation.stop_memory import SEEDS_FILE
 from flrce.storage.disk import PRIVATE_FOLDER, make_folder
 from flrce.storage.limited import read_limited
-from flrce.storage.manifest import known_marks
-from flrce.storage.read import parse_lines, read_settings, run_folders, validate_round_line
-from flrce.storage.seal import DamagedRun, FileMarks, read_lines
 
 RUNS_FOLDER = Path("runs")
-MAX_FOLDER_DEPTH = 3  # a folder of recipes, of seeds, of runs
+MAX_NAME_TRIES = 1000
+MAX_SEEDS_FILE_BYTES = 2**20
+TABLE_HEADINGS = (
+    "folder",
+    "recipe",
+    "data",
+    "seed",
+    "rounds",
+    "state",
+    "final model",
+    "last round",
+)
+TEXT_COLUMNS = ("folder", "recipe", "data", "state", "last round")
 
 
-@dataclass(frozen=True)
-class RunOverview:
-    """A run directory at a glance."""
+def list_runs(folder: Path | None, as_json: bool) -> None:
+    """List every run below a folder, the newest last."""
+    root = folder or RUNS_FOLDER
+    runs = find_runs(root) if folder is not None or root.is_dir() else []
+    if not runs and not as_json:
+        print(f"no runs in {root}; `flrce run` starts one")
+        return
+    rows = [format_run_row(run) for run in runs]
+    print_table(f"runs in {root}", TABLE_HEADINGS, rows, as_json, left=TEXT_COLUMNS)
+    states = {row[TABLE_HEADINGS.index("state")] for row in rows}
+    if not as_json and "interrupted" in states:
+        print("to continue an interrupted run: flrce run --out FOLDER --resume")
+    if not as_json and "damaged" in states:
+        print("files of a damaged run have changed; to list them: flrce verify FOLDER")
 
-    folder: Path
-    recipe: str
-    data: str
-    seed: int
-    rounds: int  # committed
-    T: int
-    # "finished", "stopped early", "unfinished"; "damaged" where figures are not as they were
-    # written
-    state: str
-    metric: str
-    value: float | None
-    changed: float  # seconds since 1970
+
+def find_runs(root: Path) -> list[dict[str, Any]]:
+    """Views of the runs below a folder (report.live), the newest last; unreadable ones left out."""
+    views = RunWatcher([root]).take_snapshot()
+    readable = [view for view in views if not view["state"].startswith("unreadable")]
+    return sorted(readable, key=lambda view: (view.get("last", 0.0), view["folder"]))
+
+
+def format_run_row(run: dict[str, Any]) -> list[str]:
+    if "t" not in run:  # damaged
+        return [run["folder"], "--", "--", "--", "--", run["state"].partition(":")[0], "--", "--"]
+    metric = "--" if run["value"] is None else f"{run['metric']['name']} {run['shown']}"
+    last = f"{datetime.fromtimestamp(run['last']):%Y-%m-%d %H:%M}" if run["last"] else "--"
+    rounds = f"{run['t']} of {run['T']}"
+    seed = str(run["seed"])
+    return [run["folder"], run["recipe"], run["data"], seed, rounds, run["state"], metric, last]
 
 
 def create_run_folder(name: str, root: Path = RUNS_FOLDER, now: datetime | None = None) -> Path:
-    """A folder for a run that has none, made now so that nobody else takes it."""
+    """Create a new folder NAME-DATE for a run."""
     stem = f"{name}-{now or datetime.now():%Y-%m-%d-%H%M%S}"
-    for i in range(1000):
+    for i in range(MAX_NAME_TRIES):
         folder = root / (f"{stem}-{i + 1}" if i else stem)
         try:
             make_folder(root)
@@ -51,103 +72,30 @@ def create_run_folder(name: str, root: Path = RUNS_FOLDER, now: datetime | None 
             return folder
         except FileExistsError:
             continue
-        except OSError as why:
+        except OSError as error:
             raise BadInput(
-                f"{folder} cannot be made: {why.strerror}; name a folder with --out, or add"
+                f"cannot create {folder}: {error.strerror}; name a folder with --out, or add"
                 " --no-save"
-            ) from why
-    raise BadInput(f"{root / stem} exists a thousand times; name a folder with --out")
+            ) from error
+    raise BadInput(f"{root / stem} exists {MAX_NAME_TRIES} times; name a folder with --out")
 
 
 def find_stored_experiment(folder: Path) -> Path:
-    """The experiment of a run directory, or of the first seed in a folder of seeds."""
+    """The experiment file of a run directory, or of the first seed in a folder of seeds."""
     for path in (folder / "experiment.toml", *sorted(folder.glob("seed-*/experiment.toml"))):
         if path.is_file():
             return path
-    raise BadInput(f"--resume: {folder} holds no run; `flrce runs` lists those there are")
+    raise BadInput(f"--resume: {folder} holds no run; `flrce runs` lists all runs")
 
 
 def read_seeds(folder: Path) -> list[int]:
-    """The seeds of a folder of seeds: those that were asked for, begun or not."""
+    """The requested seeds of a folder of seeds, started or not."""
     try:
-        asked = json.loads(read_limited(folder / SEEDS_FILE, 2**20))
-        if (
-            isinstance(asked, list)
-            and asked
-            and all(isinstance(seed, int) and seed >= 0 for seed in asked)
-        ):
-            return asked
+        seeds = json.loads(read_limited(folder / SEEDS_FILE, MAX_SEEDS_FILE_BYTES))
+        if isinstance(seeds, list) and seeds and all(isinstance(s, int) and s >= 0 for s in seeds):
+            return seeds
     except (OSError, ValueError, RecursionError):
         pass  # a folder of an earlier version
-    names = [
-        path.parent.name.removeprefix("seed-") for path in folder.glob("seed-*/experiment.toml")
-    ]
+    paths = folder.glob("seed-*/experiment.toml")
+    names = [path.parent.name.removeprefix("seed-") for path in paths]
     return sorted(int(name) for name in names if name.isdigit())
-
-
-def find_runs(root: Path) -> Iterator[RunOverview]:
-    """Every run below a folder, the newest last."""
-    if not root.is_dir():
-        return
-    for folder in sorted(
-        run_folders(root, MAX_FOLDER_DEPTH), key=lambda place: (_get_last_write_time(place), place)
-    ):
-        try:
-            marks, _ = known_marks(folder)
-            yield read_run_overview(folder, marks)
-        except DamagedRun:
-            yield RunOverview(
-                folder,
-                "--",
-                "--",
-                0,
-                0,
-                0,
-                "damaged",
-                "accuracy",
-                None,
-                _get_last_write_time(folder),
-            )
-        except (
-            OSError,
-            ValueError,
-            KeyError,
-            TypeError,
-            AttributeError,
-            OverflowError,
-            RecursionError,
-        ):
-            continue  # not ours, or no run: `flrce report` says what is wrong with it
-
-
-def _get_last_write_time(folder: Path) -> float:
-    """When a run's last round was written."""
-    try:
-        return os.stat(folder / "rounds.jsonl").st_mtime
-    except OSError:
-        return 0.0
-
-
-def read_run_overview(folder: Path, marks: FileMarks) -> RunOverview:
-    """What a run's experiment and records say, in short; `marks` are what is known of its files."""
-    experiment = read_settings(folder, marks)
-    records = [
-        validate_round_line(row)
-        for row in parse_lines(read_lines(folder / "rounds.jsonl", marks), "rounds.jsonl")
-    ]
-    done = [r for r in records if r.outcome == "committed"]
-    seen = [r for r in records if r.last_model_metric is not None]
-    T = int(experiment.get("rounds", 100))
-    data = experiment.get("data", {})
-    return RunOverview(
-        folder,
-        str(experiment.get("recipe", {}).get("name", "flrce")),
-        str(data.get("path") or data.get("name", "?")),
-        int(experiment.get("seed", 0)),
-        len(done),
-        T,
-        describe_state(records, T),
-        seen[-1].metric if seen else "accuracy",
-        seen[-1].final_model_metric if seen else None,
-        _get_last_write_time(folder),
-    )

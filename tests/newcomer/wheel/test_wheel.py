@@ -146,15 +146,6 @@ def test_run_and_report(venv, folder):
     assert (folder / "runs" / "b" / "report.html").exists()
     watched = call([flrce, "watch", "runs", "--once"], folder)
     assert watched.stdout.count("3 of 3") == 3, watched.stdout + watched.stderr
-    page = call(
-        [
-            venv / "bin" / "python",
-            "-c",
-            "from flrce.cli.watch_server import render_watch_page; print(len(render_watch_page()[0]))",
-        ],
-        folder,
-    )
-    assert int(page.stdout) > 10_000  # its parts are in the wheel
 
 
 def test_a_network_beside_the_experiment(venv, folder):

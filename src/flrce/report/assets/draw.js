@@ -1,7 +1,7 @@
 "use strict";
-// Charts by hand: scales, axes, hover and keyboard reading, and export. A chart is a function draw(frame) that paints
-// into frame.svg and returns { label, cell, locate, cols, rows, csv }: cell(i, j) says what stands at a place of its
-// grid, locate(x, y) finds the place under a pointer, csv() lists the data. Text enters the page as text only.
+// Charts: scales, axes, reading of values by pointer and keyboard, and export. A chart is a function draw(frame) that
+// paints into frame.svg and returns { label, cell, locate, cols, rows, csv }: cell(i, j) describes a cell of its grid,
+// locate(x, y) finds the cell under a pointer, csv() lists the data. Names are inserted as text, never as HTML.
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const byId = (id) => document.getElementById(id);
@@ -96,7 +96,8 @@ function blank(width, height, margins) {
 }
 
 class Chart {
-  // draw(frame) as above; height(width) in pixels; empty() says why there is nothing to draw, or ""; an optional one then goes.
+  // draw(frame) as above; height(width) in pixels; empty() explains why there is nothing to draw, or ""; an optional
+  // chart is then hidden.
   constructor(id, { draw, height = () => 320, margins = {}, empty = () => "", legend = null, optional = false }) {
     Object.assign(this, { id, draw, height, empty, legend, optional, at: [0, 0], width: 0 });
     this.margins = { left: 52, right: 18, top: 30, bottom: 46, ...margins };

@@ -1,9 +1,9 @@
-// One run's clients: the relationship map, who was chosen when, labels, and costs.
+// Charts of one run's clients: relationship map, selections, labels and costs.
 
 const names = (run) => data.rosters[run.clients];
 const labelsOf = (run) => data.partitions[run.partition];
 
-// Clients' places in the order asked for.
+// Indices of the clients in the chosen order.
 function ordered(run) {
   const all = names(run).map((_, i) => i), how = chosen("order"), labels = labelsOf(run);
   if (how === "cluster") return run.order.filter((k) => k < all.length);
@@ -44,6 +44,16 @@ function reading(frame, columns, rows, text) {
       x: frame.left + (i + 0.5) * wide, y: frame.top + (j + 0.5) * high, text: text(i, j),
       box: { x: frame.left + i * wide - 0.5, y: frame.top + j * high - 0.5, width: wide + 1, height: high + 1 },
     }),
+  };
+}
+
+// Reading a row of n bars; text(i) describes a bar.
+function readingBars(frame, n, text) {
+  const slot = (frame.right - frame.left) / n;
+  return {
+    cols: n,
+    locate: (x) => (x < frame.left || x >= frame.right ? null : [Math.min(n - 1, Math.floor((x - frame.left) / slot)), 0]),
+    cell: (i) => ({ x: frame.left + (i + 0.4) * slot, y: frame.top, text: text(i) }),
   };
 }
 
@@ -92,8 +102,8 @@ function drawRelations(frame) {
   order.forEach((k, j) => { if (fresh.has(k)) node(frame.svg, "rect", { x: frame.right + 3, y: frame.top + j * high, width: 5, height: Math.max(high - 0.5, 1), fill: colour("exploit"), class: "fresh" }); });
   scaleBar(frame, [-1, -0.6, -0.3, -0.1, 0, 0.1, 0.3, 0.6, 1].map(paint), "−1", "+1", `round ${run.relations.t[step]}`);
   return {
-    ...reading(frame, M, M, (i, j) => (i === j ? `${list[j]}: itself` : `${list[j]} with ${list[i]}\nΩ = ${value(j, i).toFixed(2)}${fresh.has(order[j]) ? "\nthis row is new in this round" : ""}`)),
-    label: `${M} by ${M} clients after round ${run.relations.t[step]}; ${fresh.size} rows are new.`,
+    ...reading(frame, M, M, (i, j) => (i === j ? `${list[j]}: itself` : `${list[j]} with ${list[i]}\nΩ = ${value(j, i).toFixed(2)}${fresh.has(order[j]) ? "\nupdated in this round" : ""}`)),
+    label: `${M} by ${M} clients after round ${run.relations.t[step]}; ${fresh.size} rows were updated.`,
     csv: () => [["client", ...list], ...list.map((name, j) => [name, ...list.map((_, i) => Number(value(j, i).toFixed(3)))])],
   };
 }
@@ -117,7 +127,7 @@ function drawSelections(frame) {
   const state = (i, k) => (!run.chosen[i].includes(k) ? "not chosen" : run.rejected[i].includes(k) ? "chosen, rejected" : ["chosen", phaseOf(run, i)].filter(Boolean).join(", "));
   const times = order.map((k) => run.chosen.filter((c) => c.includes(k)).length);
   return {
-    ...reading(frame, T, M, (i, j) => `${list[j]}, round ${run.t[i]}\n${state(i, order[j])}\nchosen ${times[j]} times in all`),
+    ...reading(frame, T, M, (i, j) => `${list[j]}, round ${run.t[i]}\n${state(i, order[j])}\nchosen ${times[j]} times in total`),
     label: run.phases ? `${run.exploit.filter(Boolean).length} of ${T} rounds exploit.` : `${T} rounds.`,
     csv: () => [["round", "outcome", "exploit", "client", "rejected"], ...run.t.flatMap((t, i) => run.chosen[i].map((k) => [t, run.outcome[i], run.exploit[i], names(run)[k], run.rejected[i].includes(k) ? 1 : 0]))],
   };
@@ -150,19 +160,18 @@ function drawCosts(frame) {
     node(frame.svg, "rect", { x, y: a, width, height: frame.bottom - a, fill: colour("useful"), class: "useful" });
     if (wasted[k]) node(frame.svg, "rect", { x, y: b, width, height: a - b, fill: colour("wasted"), class: "wasted" });
   });
-  columnNames(frame, list, "clients, costliest first");
+  columnNames(frame, list, "clients, highest cost first");
   keys({ ...frame, left: frame.left + 110 }, [["useful", colour("useful"), "box"], ["wasted", colour("wasted"), "box"]], frame.top - 10);
   return {
-    cols: n, label: `Costliest: ${list[0]} with ${number((useful[order[0]] + wasted[order[0]]) / per)} ${name}.`,
-    locate: (x) => (x < frame.left || x >= frame.right ? null : [Math.min(n - 1, Math.floor((x - frame.left) / slot)), 0]),
-    cell: (i) => ({ x: frame.left + (i + 0.4) * slot, y: frame.top, text: `${list[i]}\nuseful ${number(useful[order[i]] / per)} ${name}\nwasted ${number(wasted[order[i]] / per)} ${name}\nchosen ${run.costs.n[order[i]]} times` }),
+    ...readingBars(frame, n, (i) => `${list[i]}\nuseful ${number(useful[order[i]] / per)} ${name}\nwasted ${number(wasted[order[i]] / per)} ${name}\nchosen ${run.costs.n[order[i]]} times`),
+    label: `Highest: ${list[0]} with ${number((useful[order[0]] + wasted[order[0]]) / per)} ${name}.`,
     csv: () => clientTable(run),
   };
 }
 
-// Bars of the headline: what(run) gives [values, names, the axis' name, whether the worst come first].
-const drawServed = (what) => (frame) => {
-  const [values, list, name, sorted] = what(now()), known = values.map((v, k) => k).filter((k) => values[k] != null);
+// Bars of the primary metric: read(run) gives [values, names, the axis' name, whether the worst come first].
+const drawServed = (read) => (frame) => {
+  const [values, list, name, sorted] = read(now()), known = values.map((v, k) => k).filter((k) => values[k] != null);
   const { name: head, per, lower } = now().served, share = per !== 1, sign = lower ? -1 : 1;
   const order = sorted ? known.sort((a, b) => sign * (values[a] - values[b]) || a - b) : known, n = order.length, slot = (frame.right - frame.left) / n;
   const shown = (v) => (share ? `${(v / per).toFixed(1)} %` : number(v, 4)), all = order.map((k) => values[k]);
@@ -173,14 +182,13 @@ const drawServed = (what) => (frame) => {
   keys({ ...frame, left: frame.left + 90 }, [[`mean ${shown(mean)}`, frame.ink, "4 3"]], frame.top - 10);
   columnNames(frame, order.map((k) => String(list[k])), name);
   return {
-    cols: n, label: `From ${shown(Math.min(...all))} to ${shown(Math.max(...all))}.`,
-    locate: (x) => (x < frame.left || x >= frame.right ? null : [Math.min(n - 1, Math.floor((x - frame.left) / slot)), 0]),
-    cell: (i) => ({ x: frame.left + (i + 0.4) * slot, y: frame.top, text: `${list[order[i]]}\n${shown(values[order[i]])}` }),
+    ...readingBars(frame, n, (i) => `${list[order[i]]}\n${shown(values[order[i]])}`),
+    label: `From ${shown(Math.min(...all))} to ${shown(Math.max(...all))}.`,
     csv: () => [[name.split(",")[0], head.replace(" %", "").toLowerCase()], ...order.map((k) => [list[k], values[k]])],
   };
 };
 
-// A client's share reads best in a smaller unit than the run's total.
+// The unit for one client's costs, which is smaller than that of the whole run.
 function unitFor(what, run) {
   const most = Math.max(...run.costs[what].map((v, k) => v + run.costs[`${what}_wasted`][k]));
   const [per, name] = data.scales[what].find(([s]) => most >= s) || data.scales[what].at(-1);

@@ -1,4 +1,4 @@
-// Recipes compared: accuracy with bands, and bars; and the conflicts of one run.
+// Charts of recipes (curves with bands, bars) and of the rounds of one run.
 
 const hidden = new Set();
 const chosen = (name) => document.querySelector(`input[name="${name}"]:checked`).value;
@@ -48,27 +48,6 @@ function clip(frame) {
   node(node(frame.svg, "clipPath", { id: frame.clip }), "rect", { x: frame.left, y: frame.top, width: Math.max(frame.right - frame.left, 0), height: Math.max(frame.bottom - frame.top, 0) });
 }
 
-function stopLine(frame, at) {
-  node(frame.svg, "line", { x1: at, x2: at, y1: frame.top, y2: frame.bottom, stroke: frame.ink, "stroke-width": 1.4, class: "stop" });
-  words(frame, at - 6, frame.top + 10, "stop", { "text-anchor": "end" });
-}
-
-// Loss on the hold-outs and of the clients while they trained.
-function drawLoss(frame) {
-  const run = now(), last = Math.max(run.t.at(-1), 2), has = (list) => run.t.map((_, i) => i).filter((i) => list[i] != null);
-  const series = [["on the hold-outs, last model", run.loss, colour("s0"), ""], ["while training, first epoch", run.training, colour("s1"), "2 3"]];
-  const most = 1.05 * Math.max(...run.loss, ...run.training, 0.01);
-  const [x, y] = axes(frame, { low: 0, high: last, name: "round" }, { low: 0, high: most });
-  for (const [, list, paint, style] of series) node(frame.svg, "path", { d: path(has(list).map((i) => [x(run.t[i]), y(list[i])])), fill: "none", stroke: paint, "stroke-width": 2, "stroke-dasharray": style });
-  keys(frame, series.map(([name, , paint, style]) => [name, paint, style]), frame.top - 32);
-  return {
-    cols: run.t.length, label: `Ends at ${number(run.loss.filter((v) => v != null).at(-1))} on the hold-outs.`,
-    locate: (px) => (px < frame.left - 6 || px > frame.right + 6 ? null : [nearest(run.t, ((px - frame.left) / (frame.right - frame.left)) * last), 0]),
-    cell: (i) => ({ x: x(run.t[i]), y: frame.top, text: `round ${run.t[i]}\nhold-outs ${number(run.loss[i])}\ntraining ${number(run.training[i])}` }),
-    csv: () => [["round", "loss", "training_loss"], ...run.t.map((t, i) => [t, run.loss[i], run.training[i]])],
-  };
-}
-
 function drawAccuracy(frame) {
   const axis = chosen("axis"), kind = chosen("kind"), per = unit(axis).per;
   const shown = visible().map(([recipe, i]) => ({ recipe, i, curve: recipe.curves[kind][axis] })).filter((s) => s.curve[0].length);
@@ -99,7 +78,7 @@ function drawAccuracy(frame) {
       if (level != null) node(frame.svg, "circle", { cx: x(end[0] / per), cy: y(scale * level), r: 4, fill: frame.paper, stroke: seriesColour(i), "stroke-width": 2, class: "stop" });
     }
   }
-  if (data.runs.some((run) => run.stop)) keys({ ...frame, left: Math.max(frame.left, frame.right - 190) }, [["a rule ended a run here", frame.muted, "ring"]], frame.bottom - 10);
+  if (data.runs.some((run) => run.stop)) keys({ ...frame, left: Math.max(frame.left, frame.right - 190) }, [["a stop rule ended a run", frame.muted, "ring"]], frame.bottom - 10);
   const cols = axis === "rounds" ? Math.round(high) : 120;
   const place = (i) => (axis === "rounds" ? i + 1 : (high * (i + 1)) / cols);
   return {
@@ -156,107 +135,144 @@ const drawBars = (parts, whisker, scale) => (frame) => {
 };
 
 const now = () => data.runs[Number(byId("run").value)];
-// "explore" or "exploit" where the method draws between the two.
+// "explore" or "exploit" if the method draws between the two.
 const phaseOf = (run, i) => (!run.phases ? "" : run.exploit[i] ? "exploit" : "explore");
+const stopped = (run) => (run.stop ? `Stopped: ${run.stop}.` : "Not stopped by a rule.");
+
+// A chart over the rounds of a run. lines: { values, paint, dash, width, name }; points: { i, v, paint, fill, r };
+// level: a horizontal line { at, text, name }; text(i) describes round i; stop marks the last round.
+function roundChart(frame, { rounds = now().t, ys, lines = [], points = [], level = null, stop = false, legend = [], label, text, csv }) {
+  const last = Math.max(now().t.at(-1), 2);
+  const [x, y] = axes(frame, { low: 0, high: last, name: "round" }, ys);
+  for (const { values, paint, dash = "", width = 2.2, name = "" } of lines) {
+    const drawn = rounds.map((t, i) => [t, values[i]]).filter(([, v]) => v != null);
+    node(frame.svg, "path", { d: path(drawn.map(([t, v]) => [x(t), y(v)])), fill: "none", stroke: paint, "stroke-width": width, "stroke-dasharray": dash, class: name });
+  }
+  for (const { i, v, paint, fill = frame.paper, r = 3.2 } of points) {
+    node(frame.svg, "circle", { cx: x(rounds[i]), cy: y(v), r, fill, stroke: paint, "stroke-width": 1.6 });
+  }
+  if (level && level.at != null) {
+    const at = y(level.at), paint = colour("wasted");
+    node(frame.svg, "line", { x1: frame.left, x2: frame.right, y1: at, y2: at, stroke: paint, "stroke-dasharray": "6 4", "stroke-width": 1.6, class: level.name });
+    words(frame, frame.left + 6, at - 6, level.text, { "text-anchor": "start", fill: paint });
+  }
+  if (stop) {
+    const at = x(now().t.at(-1));
+    node(frame.svg, "line", { x1: at, x2: at, y1: frame.top, y2: frame.bottom, stroke: frame.ink, "stroke-width": 1.4, class: "stop" });
+    words(frame, at - 6, frame.top + 10, "stop", { "text-anchor": "end" });
+  }
+  keys(frame, legend, frame.top - 32);
+  const toRound = linear(frame.left, frame.right, 0, last);
+  return {
+    cols: rounds.length, label, csv,
+    locate: (px) => (px < frame.left - 6 || px > frame.right + 6 ? null : [nearest(rounds, toRound(px)), 0]),
+    cell: (i) => ({ x: x(rounds[i]), y: frame.top, text: `round ${rounds[i]}${text(i)}` }),
+  };
+}
+
+function drawLoss(frame) {
+  const run = now(), finals = run.loss.filter((v) => v != null);
+  const series = [["hold-outs, last model", run.loss, colour("s0"), ""], ["training, first epoch", run.training, colour("s1"), "2 3"]];
+  return roundChart(frame, {
+    ys: { low: 0, high: 1.05 * Math.max(...run.loss, ...run.training, 0.01) },
+    lines: series.map(([, values, paint, dash]) => ({ values, paint, dash, width: 2 })),
+    legend: series.map(([name, , paint, dash]) => [name, paint, dash]),
+    label: `Ends at ${number(finals.at(-1))} on the hold-outs.`,
+    text: (i) => `\nhold-outs ${number(run.loss[i])}\ntraining ${number(run.training[i])}`,
+    csv: () => [["round", "loss", "training_loss"], ...run.t.map((t, i) => [t, run.loss[i], run.training[i]])],
+  });
+}
 
 function drawConflicts(frame) {
-  const run = now(), last = Math.max(run.t.at(-1), 2);
-  const most = 1.06 * Math.max(...run.conflicts, run.psi || 0, 1);
-  const [x, y] = axes(frame, { low: 0, high: last, name: "round" }, { low: 0, high: most, name: "conflicting peers" });
-  const done = run.t.map((t, i) => i).filter((i) => run.outcome[i] === "committed");
-  node(frame.svg, "path", { d: path(done.map((i) => [x(run.t[i]), y(run.conflicts[i])])), fill: "none", stroke: frame.line });
-  if (run.psi != null) {
-    node(frame.svg, "line", { x1: frame.left, x2: frame.right, y1: y(run.psi), y2: y(run.psi), stroke: colour("wasted"), "stroke-dasharray": "6 4", "stroke-width": 1.6, class: "psi" });
-    words(frame, frame.left + 6, y(run.psi) - 6, `ψ = ${number(run.psi)}`, { "text-anchor": "start", fill: colour("wasted") });
-  }
-  for (const i of done) {
+  const run = now(), committed = run.t.map((t, i) => i).filter((i) => run.outcome[i] === "committed");
+  const metric = (v) => (v == null ? "–" : (v / data.metric.per).toFixed(data.metric.per === 1 ? 4 : 1));
+  const points = committed.map((i) => {
     const paint = colour(run.phases && run.exploit[i] ? "exploit" : "explore");
-    node(frame.svg, "circle", { cx: x(run.t[i]), cy: y(run.conflicts[i]), r: run.exploit[i] ? 4 : 3.2, fill: run.exploit[i] ? paint : frame.paper, stroke: paint, "stroke-width": 1.6 });
-  }
-  if (run.decided === "conflicts" && done.length) stopLine(frame, x(run.t[done.at(-1)]));
-  if (run.phases) keys(frame, [["explore", colour("explore"), "ring"], [run.psi == null ? "exploit" : "exploit: the rule looks", colour("exploit"), "dot"]], frame.top - 32);
-  return {
-    cols: run.t.length, label: run.psi == null ? "The run had no conflict rule." : `Threshold psi ${number(run.psi)}; largest value ${number(Math.max(...run.conflicts))}. ${run.stop ? `Stopped: ${run.stop}.` : "Not stopped by a rule."}`,
-    locate: (px) => (px < frame.left - 6 || px > frame.right + 6 ? null : [nearest(run.t, ((px - frame.left) / (frame.right - frame.left)) * last), 0]),
-    cell: (i) => ({ x: x(run.t[i]), text: `round ${run.t[i]}, ${run.outcome[i] === "committed" ? phaseOf(run, i) || "committed" : run.outcome[i]}\nconflicts ${number(run.conflicts[i])}${run.psi == null ? "" : `, ψ ${number(run.psi)}`}\n${data.metric.name} ${run.accuracy[i] == null ? "–" : (run.accuracy[i] / data.metric.per).toFixed(data.metric.per === 1 ? 4 : 1)}`, dots: [{ x: x(run.t[i]), y: y(run.conflicts[i]), paint: frame.ink }] }),
+    return { i, v: run.conflicts[i], paint, fill: run.exploit[i] ? paint : frame.paper, r: run.exploit[i] ? 4 : 3.2 };
+  });
+  const exploit = run.psi == null ? "exploit" : "exploit: checked by the stop rule";
+  return roundChart(frame, {
+    ys: { low: 0, high: 1.06 * Math.max(...run.conflicts, run.psi || 0, 1), name: "conflicting peers" },
+    lines: [{ values: run.conflicts.map((v, i) => (run.outcome[i] === "committed" ? v : null)), paint: frame.line, width: 1 }],
+    points, level: { at: run.psi, text: `ψ = ${number(run.psi)}`, name: "psi" },
+    stop: run.decided === "conflicts" && committed.length > 0,
+    legend: run.phases ? [["explore", colour("explore"), "ring"], [exploit, colour("exploit"), "dot"]] : [],
+    label: run.psi == null ? "The run had no conflict rule." : `Threshold psi ${number(run.psi)}; largest value ${number(Math.max(...run.conflicts))}. ${stopped(run)}`,
+    text: (i) => `, ${run.outcome[i] === "committed" ? phaseOf(run, i) || "committed" : run.outcome[i]}\nconflicts ${number(run.conflicts[i])}${run.psi == null ? "" : `, ψ ${number(run.psi)}`}\n${data.metric.name} ${metric(run.accuracy[i])}`,
     csv: () => [["round", "outcome", "exploit", "conflicts", "psi"], ...run.t.map((t, i) => [t, run.outcome[i], run.exploit[i], run.conflicts[i], run.psi])],
-  };
+  });
 }
 
 function drawHeadway(frame) {
-  const run = now(), last = Math.max(run.t.at(-1), 2), known = run.t.map((t, i) => i).filter((i) => run.headway[i] != null);
-  const all = [...known.map((i) => run.headway[i]), run.least || 0, 0];
-  const [x, y] = axes(frame, { low: 0, high: last, name: "round" }, { low: 1.1 * Math.min(...all), high: 1.1 * Math.max(...all, 0.05), name: "cosine with the way so far" });
-  const course = known.filter((i) => run.course[i] != null);
-  for (const i of known) node(frame.svg, "circle", { cx: x(run.t[i]), cy: y(run.headway[i]), r: 3.2, fill: frame.paper, stroke: colour("explore"), "stroke-width": 1.6 });
-  node(frame.svg, "path", { d: path(course.map((i) => [x(run.t[i]), y(run.course[i])])), fill: "none", stroke: colour("exploit"), "stroke-width": 2.2, class: "course" });
-  if (run.least != null) {
-    node(frame.svg, "line", { x1: frame.left, x2: frame.right, y1: y(run.least), y2: y(run.least), stroke: colour("wasted"), "stroke-dasharray": "6 4", "stroke-width": 1.6, class: "least" });
-    words(frame, frame.left + 6, y(run.least) - 6, `below ${number(run.least, 2)}: standstill`, { "text-anchor": "start", fill: colour("wasted") });
-  }
-  if (run.decided === "headway") stopLine(frame, x(run.t.at(-1)));
-  keys(frame, [["a round", colour("explore"), "ring"], ...(course.length ? [["mean the rule looks at", colour("exploit"), ""]] : [])], frame.top - 32);
-  return {
-    cols: run.t.length, label: run.least == null ? "The run had no standstill rule." : `A mean below ${number(run.least)} is a standstill. ${run.stop ? `Stopped: ${run.stop}.` : "Not stopped by a rule."}`,
-    locate: (px) => (px < frame.left - 6 || px > frame.right + 6 ? null : [nearest(run.t, ((px - frame.left) / (frame.right - frame.left)) * last), 0]),
-    cell: (i) => ({ x: x(run.t[i]), y: frame.top, text: `round ${run.t[i]}\nheadway ${run.headway[i] == null ? "–" : number(run.headway[i])}${run.course[i] == null ? "" : `, mean ${number(run.course[i])}`}` }),
+  const run = now(), measured = run.t.map((t, i) => i).filter((i) => run.headway[i] != null);
+  const all = [...measured.map((i) => run.headway[i]), run.least || 0, 0], hasMeans = run.course.some((v) => v != null);
+  return roundChart(frame, {
+    ys: { low: 1.1 * Math.min(...all), high: 1.1 * Math.max(...all, 0.05), name: "cosine with earlier progress" },
+    lines: [{ values: run.course, paint: colour("exploit"), name: "course" }],
+    points: measured.map((i) => ({ i, v: run.headway[i], paint: colour("explore") })),
+    level: { at: run.least, text: `limit ${number(run.least, 2)}`, name: "least" },
+    stop: run.decided === "headway",
+    legend: [["a round", colour("explore"), "ring"], ...(hasMeans ? [["mean that the stop rule checks", colour("exploit"), ""]] : [])],
+    label: run.least == null ? "The run had no headway rule." : `The run stops when the mean falls below ${number(run.least)}. ${stopped(run)}`,
+    text: (i) => `\nheadway ${number(run.headway[i])}${run.course[i] == null ? "" : `, mean ${number(run.course[i])}`}`,
     csv: () => [["round", "headway", "mean", "least"], ...run.t.map((t, i) => [t, run.headway[i], run.course[i], run.least])],
-  };
+  });
 }
 
 function drawFigure(frame) {
-  const run = now(), name = byId("figure").value, values = run.figures[name], last = Math.max(run.t.at(-1), 2);
-  const known = run.t.map((t, i) => i).filter((i) => values[i] != null), all = known.map((i) => values[i]);
+  const run = now(), name = byId("figure").value, values = run.figures[name], all = values.filter((v) => v != null);
   const low = Math.min(...all), high = Math.max(...all), room = 0.06 * (high - low || Math.abs(high) || 1);
-  const [x, y] = axes(frame, { low: 0, high: last, name: "round" }, { low: low >= 0 && low < 0.5 * high ? 0 : low - room, high: high + room, name });
-  node(frame.svg, "path", { d: path(known.map((i) => [x(run.t[i]), y(values[i])])), fill: "none", stroke: colour("exploit"), "stroke-width": 2.2, class: "course" });
-  return {
-    cols: run.t.length, label: `${name} of each round.`,
-    locate: (px) => (px < frame.left - 6 || px > frame.right + 6 ? null : [nearest(run.t, ((px - frame.left) / (frame.right - frame.left)) * last), 0]),
-    cell: (i) => ({ x: x(run.t[i]), y: frame.top, text: `round ${run.t[i]}\n${name} ${values[i] == null ? "–" : number(values[i])}` }),
+  return roundChart(frame, {
+    ys: { low: low >= 0 && low < 0.5 * high ? 0 : low - room, high: high + room, name },
+    lines: [{ values, paint: colour("exploit"), name: "course" }],
+    label: `${name} of each round.`,
+    text: (i) => `\n${name} ${number(values[i])}`,
     csv: () => [["round", ...Object.keys(run.figures)], ...run.t.map((t, i) => [t, ...Object.values(run.figures).map((series) => series[i])])],
-  };
+  });
 }
 
 function drawWorth(frame) {
-  const run = now(), w = run.worth, last = Math.max(run.t.at(-1), 2);
-  const most = Math.min(1.1 * Math.max(...w.value, ...w.limit), 6 * Math.max(...w.limit, 1e-9)), low = Math.min(0, 1.1 * Math.min(...w.value));
-  const [x, y] = axes(frame, { low: 0, high: last, name: "round" }, { low, high: most, name: w.unit || w.name });
-  const line = (values) => path(w.looks.map((t, i) => [x(t), y(Math.min(values[i], most))]));
-  node(frame.svg, "path", { d: line(w.value), fill: "none", stroke: colour("exploit"), "stroke-width": 2.2, class: "gain" });
-  node(frame.svg, "path", { d: line(w.limit), fill: "none", stroke: colour("wasted"), "stroke-dasharray": "6 4", "stroke-width": 1.6, class: "price" });
-  if (run.decided === w.name) stopLine(frame, x(run.t.at(-1)));
-  keys(frame, [[w.title, colour("exploit"), ""], [w.limit_name, colour("wasted"), "6 4"]], frame.top - 32);
-  return {
-    cols: w.looks.length, label: `At the last look: ${w.title} ${number(w.value.at(-1))}${w.unit ? ` (${w.unit})` : ""}; ${w.limit_name} ${number(w.limit.at(-1))}. ${run.stop ? `Stopped: ${run.stop}.` : "Not stopped by a rule."}`,
-    locate: (px) => (px < frame.left - 6 || px > frame.right + 6 ? null : [nearest(w.looks, ((px - frame.left) / (frame.right - frame.left)) * last), 0]),
-    cell: (i) => ({ x: x(w.looks[i]), y: frame.top, text: `round ${w.looks[i]}\n${w.title}: ${number(w.value[i])}${w.unit ? ` (${w.unit})` : ""}\n${w.limit_name} ${number(w.limit[i])}` }),
+  const run = now(), w = run.worth, unitText = w.unit ? ` (${w.unit})` : "";
+  const most = Math.min(1.1 * Math.max(...w.value, ...w.limit), 6 * Math.max(...w.limit, 1e-9));
+  const cut = (values) => values.map((v) => Math.min(v, most));
+  return roundChart(frame, {
+    rounds: w.looks,
+    ys: { low: Math.min(0, 1.1 * Math.min(...w.value)), high: most, name: w.unit || w.name },
+    lines: [
+      { values: cut(w.value), paint: colour("exploit"), name: "gain" },
+      { values: cut(w.limit), paint: colour("wasted"), dash: "6 4", width: 1.6, name: "price" },
+    ],
+    stop: run.decided === w.name,
+    legend: [[w.title, colour("exploit"), ""], [w.limit_name, colour("wasted"), "6 4"]],
+    label: `At the last evaluation: ${w.title} ${number(w.value.at(-1))}${unitText}; ${w.limit_name} ${number(w.limit.at(-1))}. ${stopped(run)}`,
+    text: (i) => `\n${w.title}: ${number(w.value[i])}${unitText}\n${w.limit_name} ${number(w.limit[i])}`,
     csv: () => [["round", w.name, w.limit_name], ...w.looks.map((t, i) => [t, w.value[i], w.limit[i]])],
-  };
+  });
 }
 
-// Joules a point, on a scale of powers: it doubles and doubles. A look that promises nothing has no price and is a ring at the top.
+// Joules per point on a logarithmic scale. A round without predicted gain has no price: a ring at the top.
 function drawPoint(frame) {
-  const run = now(), p = run.point, last = Math.max(run.t.at(-1), 2), power = Math.log10;
-  const known = p.looks.map((t, i) => i).filter((i) => p.joules[i] > 0), may = p.looks.map((t, i) => i).filter((i) => p.most[i] > 0);
-  const all = [...known.map((i) => power(p.joules[i])), ...may.map((i) => power(p.most[i]))];
-  const low = Math.floor(Math.min(...all)), high = Math.max(Math.ceil(Math.max(...all)), low + 1);
-  const step = Math.ceil((high - low) / 6), marks = Array.from({ length: Math.floor((high - low) / step) + 1 }, (v, i) => low + i * step);
-  const [x, y] = axes(frame, { low: 0, high: last, name: "round" }, { low, high, ticks: marks, name: `J ${p.per}`, text: (v) => number(10 ** v) });
-  const line = (some, values) => path(some.map((i) => [x(p.looks[i]), y(power(values[i]))]));
-  node(frame.svg, "path", { d: line(may, p.most), fill: "none", stroke: colour("wasted"), "stroke-dasharray": "6 4", "stroke-width": 1.6, class: "most" });
-  node(frame.svg, "path", { d: line(known, p.joules), fill: "none", stroke: colour("exploit"), "stroke-width": 2.2, class: "joules" });
-  const nothing = p.looks.filter((t, i) => !(p.joules[i] > 0));
-  for (const t of nothing) node(frame.svg, "circle", { cx: x(t), cy: frame.top + 6, r: 3.2, fill: frame.paper, stroke: colour("exploit"), "stroke-width": 1.6 });
-  if (run.decided === "gain") stopLine(frame, x(run.t.at(-1)));
-  keys(frame, [["estimated cost", colour("exploit"), ""], ...(may.length ? [["it may cost", colour("wasted"), "6 4"]] : []), ...(nothing.length ? [["no predicted gain", colour("exploit"), "ring"]] : [])], frame.top - 32);
-  const each = (i) => (p.joules[i] > 0 ? `${number(p.joules[i])} J` : "no predicted gain");
-  return {
-    cols: p.looks.length, label: `Estimated cost of a point: ${each(known[0])} in round ${p.looks[known[0]]} and ${each(p.looks.length - 1)} in round ${p.looks.at(-1)}.`,
-    locate: (px) => (px < frame.left - 6 || px > frame.right + 6 ? null : [nearest(p.looks, ((px - frame.left) / (frame.right - frame.left)) * last), 0]),
-    cell: (i) => ({ x: x(p.looks[i]), y: frame.top, text: `round ${p.looks[i]}\na point: ${each(i)}${p.most[i] > 0 ? `\nit may cost ${number(p.most[i])} J` : ""}\npredicted gain from doubling the rounds: up to ${number(p.gain[i])} points` }),
-    csv: () => [["round", "joules a point", "bytes a point", "may cost", "predicted points, upper end"], ...p.looks.map((t, i) => [t, p.joules[i], p.bytes[i], p.most[i], p.gain[i]])],
-  };
+  const run = now(), p = run.point, log = (values) => values.map((v) => (v > 0 ? Math.log10(v) : null));
+  const prices = log(p.joules), limits = log(p.most), all = [...prices, ...limits].filter((v) => v != null);
+  const low = Math.floor(Math.min(...all)), high = Math.max(Math.ceil(Math.max(...all)), low + 1), step = Math.ceil((high - low) / 6);
+  const marks = Array.from({ length: Math.floor((high - low) / step) + 1 }, (v, i) => low + i * step);
+  const without = p.looks.map((t, i) => i).filter((i) => prices[i] == null), first = prices.findIndex((v) => v != null);
+  const price = (i) => (prices[i] == null ? "no predicted gain" : `${number(p.joules[i])} J`);
+  const limited = limits.some((v) => v != null);
+  return roundChart(frame, {
+    rounds: p.looks,
+    ys: { low, high, ticks: marks, name: `J ${p.per}`, text: (v) => number(10 ** v) },
+    lines: [
+      { values: limits, paint: colour("wasted"), dash: "6 4", width: 1.6, name: "most" },
+      { values: prices, paint: colour("exploit"), name: "joules" },
+    ],
+    points: without.map((i) => ({ i, v: high, paint: colour("exploit") })),
+    stop: run.decided === "gain",
+    legend: [["estimated cost", colour("exploit"), ""], ...(limited ? [["limit of the stop rule", colour("wasted"), "6 4"]] : []), ...(without.length ? [["no predicted gain", colour("exploit"), "ring"]] : [])],
+    label: `Estimated cost of a point: ${price(first)} in round ${p.looks[first]} and ${price(p.looks.length - 1)} in round ${p.looks.at(-1)}.`,
+    text: (i) => `\na point: ${price(i)}${p.most[i] > 0 ? `\nlimit of the stop rule: ${number(p.most[i])} J` : ""}\npredicted gain from doubling the rounds: up to ${number(p.gain[i])} points`,
+    csv: () => [["round", "joules per point", "bytes per point", "limit", "predicted points, upper end"], ...p.looks.map((t, i) => [t, p.joules[i], p.bytes[i], p.most[i], p.gain[i]])],
+  });
 }
 
 function nearest(values, v) {

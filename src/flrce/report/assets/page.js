@@ -1,30 +1,35 @@
-// Wiring: what each control redraws.
+// Create the charts, and redraw them when a control changes.
 
-const ungained = (key) => () => (data.recipes.some((r) => r.figures[key][0] != null) ? "" : "Known of accuracy alone.");
+const recipeBars = (id, figure, scale, parts, more = {}) =>
+  new Chart(id, { height: () => 290, margins: { left: 62, bottom: 66 }, legend: legendOf, draw: drawBars(parts, figure, scale), ...more });
+const efficiencyBars = (id, figure, name) => recipeBars(
+  id, figure, () => ({ per: 1, name }), (r) => [[r.figures[figure][0], `accuracy ${name}`, 1]],
+  { optional: true, empty: () => (data.recipes.some((r) => r.figures[figure][0] != null) ? "" : "Available for accuracy only.") },
+);
 const compareCharts = [
   new Chart("accuracy", { draw: drawAccuracy, height: (w) => Math.max(260, Math.min(430, w * 0.5)), legend: legendOf }),
-  new Chart("energy", { height: () => 290, margins: { left: 62, bottom: 66 }, legend: legendOf, draw: drawBars((r) => [[r.figures.joules[0] - r.figures.joules_wasted[0], "useful", 1], [r.figures.joules_wasted[0], "wasted", 0.4]], "joules", () => unit("joules")) }),
-  new Chart("traffic", { height: () => 290, margins: { left: 62, bottom: 66 }, legend: legendOf, draw: drawBars((r) => [[r.figures.bytes_down[0], "down", 1], [r.figures.bytes_up[0], "up", 0.55]], "bytes", () => unit("bytes")) }),
-  new Chart("per-joule", { optional: true, empty: ungained("computation_efficiency"), height: () => 290, margins: { left: 62, bottom: 66 }, legend: legendOf, draw: drawBars((r) => [[r.figures.computation_efficiency[0], "accuracy per kJ", 1]], "computation_efficiency", () => ({ per: 1, name: "per kJ" })) }),
-  new Chart("per-byte", { optional: true, empty: ungained("communication_efficiency"), height: () => 290, margins: { left: 62, bottom: 66 }, legend: legendOf, draw: drawBars((r) => [[r.figures.communication_efficiency[0], "accuracy per GB", 1]], "communication_efficiency", () => ({ per: 1, name: "per GB" })) }),
+  recipeBars("energy", "joules", () => unit("joules"), ({ figures: f }) => [[f.joules[0] - f.joules_wasted[0], "useful", 1], [f.joules_wasted[0], "wasted", 0.4]]),
+  recipeBars("traffic", "bytes", () => unit("bytes"), ({ figures: f }) => [[f.bytes_down[0], "down", 1], [f.bytes_up[0], "up", 0.55]]),
+  efficiencyBars("per-joule", "computation_efficiency", "per kJ"),
+  efficiencyBars("per-byte", "communication_efficiency", "per GB"),
 ];
 const nothing = () => (now().t.length ? "" : "No round is committed yet.");
-const noMap = () => (now().left_out ? "Left out to keep the page small: make a report of this run alone to see its map." : now().relations ? "" : now().M > 300 ? "Fleets of more than 300 clients keep no map per round." : "This recipe keeps no relationship map.");
+const noMap = () => (now().left_out ? "Left out to limit the size of the page: write a report of this run alone to see its map." : now().relations ? "" : now().M > 300 ? "Runs with more than 300 clients record no map per round." : "This recipe keeps no relationship map.");
 const tall = () => Math.max(220, Math.min(660, names(now()).length * 9 + 90));
 const run_has_loss = () => [...now().loss, ...now().training].some((v) => v != null);
-const unserved = (key) => () => (now()[key].some((v) => v != null) ? "" : "Not recorded: the run has not ended, or its devices did not tell.");
+const unserved = (key) => () => (now()[key].some((v) => v != null) ? "" : "Not recorded: the run has not ended, or its devices report no metrics.");
 const runCharts = [
-  new Chart("loss", { draw: drawLoss, height: () => 260, margins: { top: 52 }, empty: () => (run_has_loss() ? "" : "The run was not judged.") }),
+  new Chart("loss", { draw: drawLoss, height: () => 260, margins: { top: 52 }, empty: () => (run_has_loss() ? "" : "The run was not evaluated.") }),
   new Chart("by-client", { optional: true, draw: drawServed((run) => [run.byClient, names(run), "clients, worst first", true]), height: () => 260, empty: unserved("byClient") }),
   new Chart("by-class", { optional: true, draw: drawServed((run) => [run.byClass, run.classes, "class", false]), height: () => 260, empty: unserved("byClass") }),
   new Chart("conflicts", { draw: drawConflicts, height: () => 300, margins: { top: 52 }, empty: nothing }),
-  new Chart("worth", { optional: true, draw: drawWorth, height: () => 280, margins: { top: 52 }, empty: () => (now().worth.looks.length ? "" : "The run had no stop with a price, or too few rounds for a look.") }),
-  new Chart("point", { optional: true, draw: drawPoint, height: () => 280, margins: { top: 52, left: 66 }, empty: () => (now().point.joules.some((j) => j > 0) ? "" : "Too few rounds for a look, or no predicted gain at any.") }),
-  new Chart("headway", { optional: true, draw: drawHeadway, height: () => 280, margins: { top: 52 }, empty: () => (now().headway.some((h) => h != null) ? "" : "Headway is measured against an averaged model: this run kept none.") }),
+  new Chart("worth", { optional: true, draw: drawWorth, height: () => 280, margins: { top: 52 }, empty: () => (now().worth.looks.length ? "" : "The run has no stop rule with a limit, or too few rounds.") }),
+  new Chart("point", { optional: true, draw: drawPoint, height: () => 280, margins: { top: 52, left: 66 }, empty: () => (now().point.joules.some((j) => j > 0) ? "" : "Too few rounds, or no predicted gain.") }),
+  new Chart("headway", { optional: true, draw: drawHeadway, height: () => 280, margins: { top: 52 }, empty: () => (now().headway.some((h) => h != null) ? "" : "Headway needs an averaged model; this run kept none.") }),
   new Chart("figures", { optional: true, draw: drawFigure, height: () => 280, margins: { left: 66 }, empty: () => (Object.keys(now().figures).length ? "" : "No piece of this run reports figures of its own.") }),
   new Chart("selections", { draw: drawSelections, height: tall, margins: { left: 60 }, empty: nothing }),
   new Chart("relations", { draw: drawRelations, height: (w) => Math.min(w, 620) + 14, margins: { left: 60, top: 36, right: 16 }, empty: noMap }),
-  new Chart("partition", { optional: true, draw: drawPartition, height: (w) => Math.min(w, 620) + 14, margins: { left: 60, top: 36 }, empty: () => (labelsOf(now()).length ? "" : "The run keeps no label counts.") }),
+  new Chart("partition", { optional: true, draw: drawPartition, height: (w) => Math.min(w, 620) + 14, margins: { left: 60, top: 36 }, empty: () => (labelsOf(now()).length ? "" : "The run records no label counts.") }),
   new Chart("costs", { draw: drawCosts, height: () => 280, margins: { left: 58 }, empty: nothing }),
 ];
 const chartOf = (id) => charts.find((chart) => chart.id === id);
@@ -83,7 +88,7 @@ function fillTable(table, [head, ...rows]) {
   }
 }
 
-// Tables sort by the number or the word a cell begins with; again, the other way round.
+// Sort a table by the number or text of a column; a second click reverses the order.
 function sortBy(cell) {
   const table = cell.closest("table"), body = table.tBodies[0], at = cell.cellIndex;
   const down = cell.getAttribute("aria-sort") !== "descending";
