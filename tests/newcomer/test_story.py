@@ -89,18 +89,18 @@ def test_savings_and_how_sure_they_are(run):
                 "no rise to be seen over 50 rounds (+1.11 +- 0.15 points a doubling over 20 rounds,"
                 " by clients)"
             ),
-            "doubling the rounds was predicted to gain less than their price",
+            "doubling the rounds was predicted to gain less than its price",
             "gain",
         ),
         (
             "headway -0.048 < 0.007 over 20 rounds",
-            "its rounds had begun to undo one another",
+            "recent rounds undid each other's progress",
             "headway",
         ),
-        ("conflicts 3 >= psi 2", "the chosen clients pulled against one another", "conflicts"),
+        ("conflicts 3 >= psi 2", "the updates of the selected clients conflicted", "conflicts"),
         (
             "next round would pass budget of 60 joules (61.2)",
-            "one more round would have passed its budget of 60",
+            "one more round would have exceeded its budget of 60",
             "",
         ),
         (
@@ -230,7 +230,7 @@ def test_the_model_is_shown_for_each_client_and_class(tmp_path):
     assert by_class == pytest.approx(by_client)
     assert len(build_final_metrics(run, range(8))["byClient"]) == 8
     assert any(
-        "of its hold-out right" in sentence
+        "of the final model on its hold-out" in sentence
         for sentence in explain_client(run, run.roster[0]).sentences
     )
 
@@ -278,10 +278,10 @@ def test_a_run_of_all_its_rounds_was_not_stopped_early(run):
     )
     whole = made(run, 0, 0.9, stop="no improvement over the last 6 evaluations", rounds=10)
     assert endings.describe_ending(whole).startswith(
-        "ran all 10 rounds; its stop rule was met in the last: no improvement"
+        "ran all 10 rounds; its stop rule was met in the last round: no improvement"
     )
     assert (
-        "The run went through all 10 rounds, and its stop rule was met"
+        "The run completed all 10 rounds; its stop rule was met"
         in explain_run_end(whole).sentences[0]
     )
     assert describe_run_state(whole, "") == "finished"

@@ -9,7 +9,7 @@ from safetensors.numpy import load_file
 
 from flrce import Experiment
 from flrce.cli.cli import main
-from flrce.report.scores import compute_scores_before, recover_selection_draw
+from flrce.report.selection import compute_scores_before, recover_selection_draw
 from flrce.report.why import escape_unprintable, explain_client, explain_round, explain_run_end
 from flrce.simulation import runs
 from flrce.storage import read
@@ -42,15 +42,15 @@ def test_a_round_is_told_with_its_numbers(run):
     text = "\n".join(answer.sentences)
     assert text.startswith(
         f"Round {h.t} exploited: the draw {recover_selection_draw(run, h):.3f} was not below the"
-        f" chance to explore, phi = {h.why['phi']:.3f}, so it took the 5 reachable clients that"
-        " agree most with the others.\nChosen, with how much each agrees with the others:"
+        f" probability to explore, phi = {h.why['phi']:.3f}, so it selected the 5 reachable clients"
+        " that agree most with the others.\nSelected, with their agreement with the others:"
         f" {h.chosen[0]} ({compute_scores_before(run, h.t).H[run.client_indices[h.chosen[0]]]:+.2f}, rank 1 of"
         " 12), "
     )
-    assert f"pulled against {h.conflicts:.2f} of 4 peers" in text
+    assert f"conflicted with {h.conflicts:.2f} of 4 peers" in text
     assert [entry["rank"] for entry in answer.facts["chosen"]] == [1, 2, 3, 4, 5]
     explored = next(h for h in run.committed_rounds if not h.exploit)
-    assert "5 at random" in explain_round(run, explored.t).sentences[0]
+    assert "5 clients at random" in explain_round(run, explored.t).sentences[0]
 
 
 def test_a_client_left_out_learns_by_how_much(run):
@@ -64,8 +64,9 @@ def test_a_client_left_out_learns_by_how_much(run):
     assert (taken.facts["chosen"], taken.facts["rank"], taken.facts["H"]) == (True, 5, facts["cut"])
     assert (
         taken.sentences[1]
-        == f"Client {h.chosen[-1]}, by how much it agrees with the others: {facts['cut']:+.2f},"
-        f" rank 5 of 12; the last one taken had {facts['cut']:+.2f}, so it was chosen."
+        == f"Client {h.chosen[-1]} was selected: its agreement with the others was"
+        f" {facts['cut']:+.2f}, rank 5 of 12; the lowest of the selected clients was"
+        f" {facts['cut']:+.2f}."
     )
 
 
@@ -74,9 +75,9 @@ def test_no_sentence_wants_the_paper_s_letters_known(run):
     asked = [explain_round(run, t) for t in (1, 8, 16)]
     asked += [explain_client(run, client, t) for client in run.roster[:3] for t in (None, 8, 16)]
     text = " ".join(sentence for answer in asked for sentence in answer.sentences)
-    assert "agrees with the others" in text
+    assert "agreement with the others" in text
     assert not re.search(r"\b(H|Omega)\b", text)
-    assert all(said.endswith("chance to explore, ") for said in re.split(r"phi = ", text)[:-1])
+    assert all(said.endswith("probability to explore, ") for said in re.split(r"phi = ", text)[:-1])
 
 
 def test_a_client_is_told_its_part_and_its_peers(run):
@@ -84,7 +85,7 @@ def test_a_client_is_told_its_part_and_its_peers(run):
     answer = explain_client(run, client)
     rounds = [h.t for h in run.rounds if client in h.chosen]
     assert answer.facts["chosen"] == rounds
-    assert f"Client {client} was chosen in {len(rounds)} of 16 rounds" in answer.sentences[0]
+    assert f"Client {client} was selected in {len(rounds)} of 16 rounds" in answer.sentences[0]
     row = load_file(run.folder / "relations.safetensors")["Omega"][run.client_indices[client]]
     best = run.roster[int(np.argmax(row))]
     assert answer.facts["agrees"][0][0] == best
@@ -105,14 +106,14 @@ def test_the_stop_is_explained():
     stopped = next(run for run in read.read_runs([compared() / "flrce"]) if run.rounds[-1].stop)
     answer = explain_run_end(stopped)
     assert (
-        f"stopped after round {len(stopped.committed_rounds)} of 16: the chosen clients pulled"
-        " against one another" in answer.sentences[0]
+        f"stopped after round {len(stopped.committed_rounds)} of 16: the updates of the"
+        " selected clients conflicted" in answer.sentences[0]
     )
     assert answer.facts["psi"] == 1.5
     assert answer.facts["most"] >= 1.5
     assert answer.facts["most_round"] == len(stopped.committed_rounds)
     free = read.read_single_run(compared() / "flrce-no-stop" / "seed-0")
-    assert "went through all 16 rounds" in explain_run_end(free).sentences[0]
+    assert "completed all 16 rounds" in explain_run_end(free).sentences[0]
     assert explain_run_end(free).facts["shadow_stops"] == free.summary["shadow_stops"]
 
 
@@ -141,15 +142,15 @@ def test_turns_and_a_standstill_are_explained(tmp_path):
     run = read.read_single_run(tmp_path / "run")
     assert (
         explain_round(run, 3).sentences[0]
-        == "Round 3 took 5 clients grouped by their last updates; everybody has a turn before"
-        " anybody has the next, and 2 were still waiting for theirs."
+        == "Round 3 selected 5 clients grouped by their last updates; each client is selected once"
+        " before any is selected again, and 2 were still due."
     )
     told = explain_client(run, run.rounds[2].chosen[0], 3)
     assert told.sentences[1].endswith("was among them.")
     assert "rank" not in told.facts
     answer = explain_run_end(run)
     assert (
-        "stopped after round 4 of 9: its rounds had begun to undo one another"
+        "stopped after round 4 of 9: recent rounds undid each other's progress"
         in answer.sentences[0]
     )
     assert answer.facts["least"] > answer.facts["headway"]
@@ -167,7 +168,7 @@ def test_random_selection_says_so():
 def test_other_selectors_show_what_they_recorded(tmp_path):
     runs.run(experiment("oort", rounds=3), tmp_path / "run")
     run = read.read_single_run(tmp_path / "run")
-    assert explain_round(run, 2).sentences[0].startswith("Round 2 was chosen by ")
+    assert explain_round(run, 2).sentences[0].startswith("Round 2 was selected by ")
 
 
 def test_names_cannot_drive_a_terminal(capsys):
@@ -233,4 +234,4 @@ def test_a_stop_with_a_price_is_explained_in_points_and_joules(tmp_path):
 def test_a_reply_that_came_alone_pulls_against_nobody(tmp_path):
     runs.run(experiment("fedasync", rounds=2, clients=4, per_round=2), tmp_path / "run")
     (alone,) = read.read_runs([tmp_path / "run"])
-    assert "nobody for it to pull against" in " ".join(explain_round(alone, 2).sentences)
+    assert "no peers to conflict with" in " ".join(explain_round(alone, 2).sentences)

@@ -1,12 +1,17 @@
-"""How a round's clients were picked, in one sentence."""
+"""Explain in sentences how the clients of a round were selected, and which could be reached."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
 
 from flrce.core.types import RoundRecord
-from flrce.report.scores import recover_selection_draw
+from flrce.rng import make_stream
 from flrce.storage.read import RecordedRun
 
-GROUPING_TEXTS = {  # how those who are due are grouped (methods/selection/turns.py)
+GROUPING_TEXTS = {  # `by` of methods/selection/turns.py
     "balance": "grouped by their last updates",
     "agreement": "that agree most with the others",
     "sizes": "of all sizes",
@@ -14,110 +19,133 @@ GROUPING_TEXTS = {  # how those who are due are grouped (methods/selection/turns
 }
 #: names of the probability to explore in a selector's notes: the paper's phi, Oort's epsilon
 EXPLORATION_CHANCES = frozenset({"phi", "epsilon"})
-NON_SELECTOR_KEYS = ("reachable", "busy", "unreachable")  # figures that no selector wrote
+NON_SELECTOR_KEYS = ("reachable", "busy", "unreachable")  # notes that no selector wrote
 BUSY = "still at work on an earlier task"
 
 
+@dataclass(frozen=True)
+class RelationshipScores:
+    """H of every client before a round."""
+
+    H: NDArray[np.float64]
+
+    @cached_property
+    def rank(self) -> dict[int, int]:
+        """Client index -> rank by H, from 1; ties go to the lowest index."""
+        return {int(k): r + 1 for r, k in enumerate(np.argsort(-self.H, kind="stable"))}
+
+    def describe_client(self, k: int) -> str:
+        return f"{self.H[k]:+.2f}, rank {self.rank[k]} of {len(self.H)}"
+
+
+def compute_scores_before(run: RecordedRun, t: int) -> RelationshipScores | None:
+    """H as the selector knew it at the start of round t."""
+    if not run.relations:
+        return None
+    H = np.zeros(len(run.roster))
+    for relation in run.relations:
+        if relation.t < t:
+            H[list(relation.k)] = relation.H
+    return RelationshipScores(H)
+
+
+def recover_selection_draw(run: RecordedRun, h: RoundRecord) -> float | None:
+    """The random number that was compared with phi, drawn again from the seed and the round."""
+    phi = h.why.get("phi")
+    if phi is None:
+        return None
+    index = next(i for i, other in enumerate(run.rounds) if other is h)
+    tries = sum(other.t == h.t and other.outcome == "abandoned" for other in run.rounds[:index])
+    draw = float(h.why.get("draw", make_stream(run.seed, f"select{tries or ''}", h.t).random()))
+    return draw if (draw < phi) != h.exploit else None
+
+
 def get_phase(record: RoundRecord) -> str:
-    """ "explore" or "exploit" where the selector draws between the two; otherwise ""."""
+    """ "explore" or "exploit" if the selector draws between the two, else ""."""
     if not EXPLORATION_CHANCES & set(record.why):
         return ""
     return "exploit" if record.exploit else "explore"
 
 
 def describe_selection(run: RecordedRun, h: RoundRecord) -> str:
-    """One sentence on how the round's clients were picked, and among how many where not all could
-    be reached.
-    """
-    phi, drawn = h.why.get("phi"), recover_selection_draw(run, h)
-    if phi is not None:
-        sign = "not below" if h.exploit else "below"
-        chance = f"the chance to explore, phi = {phi:.3f}"
-        against = chance if drawn is None else f"the draw {drawn:.3f} was {sign} {chance}"
-        best = f"the {len(h.chosen)} reachable clients that agree most with the others"
-        then = best if h.exploit else f"{len(h.chosen)} at random"
-        how = (
-            f"Round {h.t} {'exploited' if h.exploit else 'explored'}: {against}, so it took {then}"
-        )
+    """One sentence: how the clients of a round were selected, and how many could be reached."""
+    selector = type(run.recipe.selector).__name__ if run.recipe else "the run's own selector"
+    if "phi" in h.why:
+        text = _describe_explore_or_exploit(run, h)
     elif "due" in h.why:
-        them = GROUPING_TEXTS.get(str(h.why.get("by")), "in turn")
-        how = (
-            f"Round {h.t} took {len(h.chosen)} clients {them}; everybody has a turn before anybody"
-            f" has the next, and {h.why['due']} were still waiting for theirs"
+        grouping = GROUPING_TEXTS.get(str(h.why.get("by")), "in turn")
+        text = (
+            f"Round {h.t} selected {len(h.chosen)} clients {grouping}; each client is selected once"
+            f" before any is selected again, and {h.why['due']} were still due"
         )
-    elif run.recipe is not None and type(run.recipe.selector).__name__ == "UniformSelector":
-        return f"Round {h.t} took {_describe_uniform_draw(run, h)}."
+    elif selector == "UniformSelector":
+        return f"Round {h.t} selected {_describe_uniform_draw(run, h)}."
     else:
-        selector = type(run.recipe.selector).__name__ if run.recipe else "the run's own selector"
-        told = ", ".join(
-            f"{key} = {value}" for key, value in h.why.items() if key not in NON_SELECTOR_KEYS
+        notes = {key: value for key, value in h.why.items() if key not in NON_SELECTOR_KEYS}
+        listed = ", ".join(f"{key} = {value}" for key, value in notes.items())
+        text = f"Round {h.t} was selected by {selector}" + (f" ({listed})" if listed else "")
+    if "reachable" in h.why:
+        text += (
+            f"; {h.why['reachable']} of {len(run.roster)} clients could be reached"
+            f"{_describe_absent_clients(h)}"
         )
-        how = f"Round {h.t} was chosen by {selector}" + (f" ({told})" if told else "")
-    return f"{how}{_describe_reachable_clients(run, h)}."
+    return f"{text}."
+
+
+def _describe_explore_or_exploit(run: RecordedRun, h: RoundRecord) -> str:
+    chance = f"the probability to explore, phi = {h.why['phi']:.3f}"
+    draw = recover_selection_draw(run, h)
+    if draw is not None:
+        chance = f"the draw {draw:.3f} was {'not ' if h.exploit else ''}below {chance}"
+    if h.exploit:
+        clients = f"the {len(h.chosen)} reachable clients that agree most with the others"
+        return f"Round {h.t} exploited: {chance}, so it selected {clients}"
+    return f"Round {h.t} explored: {chance}, so it selected {len(h.chosen)} clients at random"
 
 
 def _describe_uniform_draw(run: RecordedRun, h: RoundRecord) -> str:
-    """Whom a uniform draw took, of how many that it could take."""
-    M, reachable = len(run.roster), h.why.get("reachable")
+    M, reachable, absent = len(run.roster), h.why.get("reachable"), _describe_absent_clients(h)
     if reachable is None:
         return f"{len(h.chosen)} of {M} clients at random, all equally likely"
     if reachable == len(h.chosen):
-        return f"all {reachable} clients that could be reached, of {M}{_describe_absent_clients(h)}"
+        return f"all {reachable} clients that could be reached, of {M}{absent}"
     return (
-        f"{len(h.chosen)} of the {reachable} clients that could be reached, at random; there are"
-        f" {M}{_describe_absent_clients(h)}"
-    )
-
-
-def _describe_reachable_clients(run: RecordedRun, h: RoundRecord) -> str:
-    reachable = h.why.get("reachable")
-    return (
-        ""
-        if reachable is None
-        else (
-            f"; {reachable} of {len(run.roster)} clients could be"
-            f" reached{_describe_absent_clients(h)}"
-        )
+        f"{len(h.chosen)} clients at random from the {reachable} of {M} that could be"
+        f" reached{absent}"
     )
 
 
 def _describe_absent_clients(h: RoundRecord) -> str:
-    """Why the others could not be asked."""
     reasons = [f"{count} {reason}" for reason, count in count_absence_reasons(h).items()]
     return f" (not asked: {', '.join(reasons)})" if reasons else ""
 
 
 def count_absence_reasons(h: RoundRecord) -> dict[str, int]:
-    """How many clients could not be asked in a round, by reason."""
-    found = h.why.get("unreachable")
-    reasons = dict(found) if isinstance(found, Mapping) else {}
+    """The number of clients that could not be asked in a round, by reason."""
+    unreachable = h.why.get("unreachable")
+    reasons = dict(unreachable) if isinstance(unreachable, Mapping) else {}
     return {**reasons, BUSY: h.why["busy"]} if h.why.get("busy") else reasons
 
 
 def describe_round_reach(record: RoundRecord, clients: int) -> str:
-    """How many clients could be asked in a round, and why the others could not; "" where all
-    could be.
-    """
+    """How many clients could be asked in a round, and why not the others; "" if all could."""
     if "reachable" not in record.why:
         return ""
     return f"{record.why['reachable']} of {clients} reachable{_describe_absent_clients(record)}"
 
 
 def describe_reach(run: RecordedRun) -> str:
-    """How few clients could be reached, why, and how many never trained; "" where all could be
-    reached in every round and all trained.
-    """
+    """How few clients could be reached in a round, and how many never trained; "" if all did."""
     trained = {client for h in run.rounds for client in h.replied}
     M = len(run.roster)
     never = M - len(trained & set(run.roster))
-    idle = f"{never} of {M} clients never trained" if never else ""
     limited = [h for h in run.rounds if "reachable" in h.why]
     if not limited:
-        return f"{idle}." if idle else ""
-    least = min(limited, key=lambda h: h.why["reachable"])
-    found = (
-        f"In {len(limited)} of {len(run.rounds)} rounds not every client could be asked; the"
-        f" fewest, in round {least.t}, were {least.why['reachable']} of"
-        f" {M}{_describe_absent_clients(least)}"
+        return f"{never} of {M} clients never trained." if never else ""
+    fewest = min(limited, key=lambda h: h.why["reachable"])
+    return (
+        f"In {len(limited)} of {len(run.rounds)} rounds some clients could not be reached; in round"
+        f" {fewest.t} only {fewest.why['reachable']} of {M} could"
+        f"{_describe_absent_clients(fewest)}; "
+        + (f"{never} of {M} clients never trained." if never else "every client trained.")
     )
-    return f"{found}; {idle or 'every client has trained'}."
