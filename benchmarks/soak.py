@@ -222,7 +222,7 @@ def disturbed(plan: Schedule, folder: Path, where: str) -> int:
     code = 1
     try:
         os.environ[failpoint.FAILPOINT_VARIABLE] = where
-        failpoint.passage_counts.clear()
+        failpoint.call_counts.clear()
         run(plan, folder)
         code = 0
     except BadInput:

@@ -22,9 +22,9 @@ from flrce.methods.catalogue.lora import LORA_RECIPES
 from flrce.methods.catalogue.recipes import CATALOGUE
 from flrce.methods.selection.uniform import UniformSelector
 from flrce.simulation.runs import build_simulation
-from flrce.storage import changed, snapshot
-from flrce.storage.changed import TableWatch
+from flrce.storage import snapshot, table_rows
 from flrce.storage.checkpoint import Journal
+from flrce.storage.table_rows import TableWatch
 
 Point = namedtuple("Point", "x y")
 
@@ -299,7 +299,7 @@ def test_no_code_is_loaded_or_called_to_read_a_value():
 
 @pytest.mark.parametrize("large", [2**28, 1], ids=["copies", "digests"])
 def test_rows_that_changed_are_found(monkeypatch, large):
-    monkeypatch.setattr(changed, "LARGE", large)
+    monkeypatch.setattr(table_rows, "MAX_COPIED_BYTES", large)
     watch, table = TableWatch(), torch.zeros(5, 3)
     assert watch.find_changed_rows("t", table) == (0, 1, 2, 3, 4)
     watch.remember_tables({"t": table})

@@ -82,7 +82,7 @@ def in_child(work: Callable[[], object], where: str = "", log: Path | None = Non
         os.environ.pop(failpoint.FAILPOINT_VARIABLE, None)
         if where:
             os.environ[failpoint.FAILPOINT_VARIABLE] = where
-        failpoint.passage_counts.clear()
+        failpoint.call_counts.clear()
         if log:
             os.dup2(os.open(log, os.O_CREAT | os.O_WRONLY | os.O_TRUNC), 2)
         work()

@@ -101,7 +101,7 @@ def test_flips_in_a_finished_run_are_found(copy, name, capsys, seen):
             reader = ["predict", "RUN", "mine.csv"] if name == MODEL_FILE else COMMANDS[0]
             code, error = said(capsys, reader, copy)
             assert code == 2
-            assert f"{name} is not as it was written" in error
+            assert f"{name} was changed after it was written" in error
     path.write_bytes(whole)
     assert main(["verify", str(copy)]) == 0
     assert "whole: " in capsys.readouterr().out
@@ -124,7 +124,7 @@ def test_what_verify_says_of_other_damage(copy, capsys):
     assert any(line.startswith(f"checkpoint/{state.name}: ") for line in problems)
     (copy / SEAL_FILE).write_text("{}")
     assert main(["verify", str(copy)]) == 2
-    assert "checksums.json is not as it was written" in capsys.readouterr().err
+    assert "checksums.json was changed after it was written" in capsys.readouterr().err
     (copy / SEAL_FILE).unlink()
     assert main(["verify", str(copy)]) == 2
     assert "has no checksums.json" in capsys.readouterr().err
@@ -276,7 +276,7 @@ def test_links_inside_a_run_are_not_followed(tmp_path, name, capsys):
     else:
         victim.write_text("precious")
     (folder / name).symlink_to(victim)
-    with pytest.raises(BadInput, match=r"symbolic link|holds a run already"):
+    with pytest.raises(BadInput, match=r"symbolic link|already has a run"):
         go(folder)
     with pytest.raises(BadInput, match="symbolic link"):
         go(folder, resume=True)

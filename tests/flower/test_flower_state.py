@@ -116,7 +116,7 @@ def test_residues_outlive_a_server_that_dies_between_two_rounds(tmp_path, monkey
 
     def fails(folder, grid):
         monkeypatch.setenv("FLRCE_FAILPOINT", "commit.ready:2:ENOSPC")
-        failpoint.passage_counts.clear()
+        failpoint.call_counts.clear()
         with pytest.raises(BadInput, match="No space left"):
             run(folder, grid)
         monkeypatch.delenv("FLRCE_FAILPOINT")

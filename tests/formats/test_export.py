@@ -272,7 +272,7 @@ def test_damaged_weights_and_settings_are_not_exported(place, tmp_path, capsys):
         (run / name).write_bytes(whole)
     text = (run / "experiment.toml").read_text()
     (run / "experiment.toml").write_text(text.replace("alpha = 6.0", "alpha = 60.0"))
-    assert "experiment.toml is not as it was written" in refused()
+    assert "experiment.toml was changed after it was written" in refused()
     (run / "experiment.toml").write_text(text)
     if not (run / "last.safetensors").exists():
         (run / "last.safetensors").write_bytes((run / "model.safetensors").read_bytes())

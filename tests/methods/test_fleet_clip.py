@@ -263,7 +263,7 @@ def test_hardened_on_flower_resumes_to_the_same_bits(psi, tmp_path, monkeypatch)
 
     calm = run("calm")
     monkeypatch.setenv("FLRCE_FAILPOINT", "commit.ready:3:ENOSPC")
-    failpoint.passage_counts.clear()
+    failpoint.call_counts.clear()
     with pytest.raises(BadInput, match="No space left"):
         run("cut")
     monkeypatch.delenv("FLRCE_FAILPOINT")

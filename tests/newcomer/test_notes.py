@@ -50,9 +50,7 @@ def test_divergence_is_named_in_words():
         flrce.run(asked)
     result = flrce.run(asked, allow_divergence=True)
     assert result.notes[0] == result.diverged == str(caught.value) == caught.value.result.diverged
-    assert result.notes[0].endswith(
-        "or scale the features (data.standardise) or the values to be learnt"
-    )
+    assert result.notes[0].endswith("or scale the features (data.standardise) or the target values")
     assert explain_divergence(
         [RoundRecord(1, accuracy=0.1, loss=2.0), RoundRecord(2, accuracy=0.1)]
     ).startswith("the loss went to infinity in round 2")
@@ -170,7 +168,7 @@ def test_chance_and_a_majority_are_named_where_no_baseline_was_recorded():
 def test_a_rule_that_cannot_act_is_named():
     assert (
         explain_unreachable_rule(NoHeadway(), 69)
-        == "the stop rule (NoHeadway) acts from round 70 on, so it cannot end a run of 69 rounds"
+        == "the stop rule NoHeadway needs 70 rounds, so it cannot end a run of 69"
     )
     assert explain_unreachable_rule(NoHeadway(), 70) == ""
     assert "Patience" in explain_unreachable_rule(
@@ -199,19 +197,19 @@ def test_the_price_cannot_be_asked_for_in_a_short_run(caplog):
     assert compute_sweep_rounds(default, 100) == 25
     at = default.stop.earliest_round(1, 25)
     assert at >= 50  # two sweeps at least
-    assert f"acts from round {at} on, so it cannot end a run of 49" in explain_unreachable_rule(
+    assert f"needs {at} rounds, so it cannot end a run of 49" in explain_unreachable_rule(
         default.stop, 49, 1, 25
     )
     assert explain_unreachable_rule(default.stop, at, 1, 25) == ""
     assert compute_sweep_rounds(plain, 100) is None
-    assert "acts from round 24 on" in explain_unreachable_rule(plain.stop, 21, 2, None)
+    assert "needs 24 rounds" in explain_unreachable_rule(plain.stop, 21, 2, None)
     runs._warn_once.cache_clear()  # a line is said once in a process, and other tests run as short
     short = flrce.Experiment(rounds=2, clients=40, per_round=4, engine={"workers": 1})
     assert (
         flrce.run(short).notes[-1]
-        == "the stop rule (MarginalGain) acts from round 24 on, so it cannot end a run of 2 rounds"
+        == "the stop rule MarginalGain needs 24 rounds, so it cannot end a run of 2"
     )
-    assert caplog.text.count("acts from round 24 on") == 1  # at the start
+    assert caplog.text.count("needs 24 rounds") == 1  # at the start
 
 
 @pytest.mark.parametrize(
@@ -281,7 +279,7 @@ def test_a_lagging_average_is_named_by_any_metric_and_its_direction():
 def test_a_metric_that_nobody_has_is_told_of():
     blind, held = [RoundRecord(1, metric="auc"), RoundRecord(2, metric="auc")], {"held": [3, 0]}
     assert explain_unknown_metric(blind, held, 1).startswith(
-        "auc is not known of any client's hold-out"
+        "auc is not defined on any client's hold-out"
     )
     assert explain_unknown_metric(blind, {"held": [0, 0]}, 1) == ""  # nobody holds anything back
     assert explain_unknown_metric(blind, held, 3) == ""  # no round was to be judged

@@ -82,7 +82,7 @@ def test_an_extended_run_is_the_longer_one(tmp_path, recipe):
     runs.run(longer, tmp_path / "a", resume=True)
     runs.run(longer, tmp_path / "b")
     assert list(compare_run_files(tmp_path / "a", tmp_path / "b")) == []
-    with pytest.raises(BadInput, match=r"rounds = 2: .* holds 5 already"):
+    with pytest.raises(BadInput, match=r"rounds = 2: .* already has 5"):
         runs.run(short.model_copy(update={"rounds": 2}), tmp_path / "a", resume=True)
 
 

@@ -254,7 +254,7 @@ def test_a_note_says_whose_it_is(run):
         RunGroup(name, (made(run, 0, 0.9, recipe=recipe),))
         for name, recipe in (("mine", short), ("fedavg", {"name": "fedavg"}))
     )
-    note = "the stop rule (Patience) acts from round 31 on, so it cannot end a run of 2 rounds."
+    note = "the stop rule Patience needs 31 rounds, so it cannot end a run of 2."
     assert verdict.format_group_notes([mine, plain]) == [f"Note on mine: {note}"]
     assert verdict.format_group_notes([mine]) == [f"Note: {note}"]
 

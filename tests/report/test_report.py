@@ -459,13 +459,13 @@ def test_an_unfinished_run_can_be_reported(tmp_path, capsys):
     ("break_it", "says"),
     [
         (lambda run: shutil.rmtree(run), "does not exist"),
-        (lambda run: (run / "rounds.jsonl").unlink(), "is no run"),
-        (lambda run: (run / "rounds.jsonl").write_text("not json\n"), "is no readable run"),
+        (lambda run: (run / "rounds.jsonl").unlink(), "is not a run"),
+        (lambda run: (run / "rounds.jsonl").write_text("not json\n"), "cannot be read as a run"),
         (
             lambda run: (run / "rounds.jsonl").write_text('{"outcome": "committed"}\n'),
-            "is no readable run",
+            "cannot be read as a run",
         ),
-        (lambda run: (run / "experiment.toml").unlink(), "is no readable run"),
+        (lambda run: (run / "experiment.toml").unlink(), "cannot be read as a run"),
     ],
 )
 def test_bad_folders_are_refused_in_one_line(tmp_path, capsys, break_it, says):

@@ -240,7 +240,7 @@ def test_processes_share_many_runs(tmp_path):
     assert all(torch.equal(weights(a), weights(b)) for a, b in zip(found[::2], alone, strict=True))
     assert [result.folder.name for result in found] == ["0", "1", "2"]
     assert sorted(seen) == [(i, t) for i in range(3) for t in (1, 2)]
-    with pytest.raises(BadInput, match="holds a run"):
+    with pytest.raises(BadInput, match="already has a run"):
         runs.run_together(jobs, device="cpu")
 
 

@@ -61,7 +61,7 @@ def test_compare_elsewhere_is_compare(tmp_path, capsys):
     assert len(rounds_of(tmp_path / "here")) == 2 * 3
     again = [*asked, "--out", str(tmp_path / "here"), "--on", "processes"]
     assert cli.main(again) == 2  # without --resume
-    assert "holds a run already" in capsys.readouterr().err
+    assert "already has a run" in capsys.readouterr().err
 
 
 def test_what_fails_elsewhere_is_told_and_the_others_are_kept(tmp_path):

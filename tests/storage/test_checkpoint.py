@@ -302,7 +302,7 @@ def test_a_recipe_of_other_pieces_is_not_damage(tmp_path):
     other = replace(start(3, 2), server_state={"aggregator": start(3, 2).server_state["selector"]})
     with pytest.raises(
         BadInput,
-        match=r"no table 'aggregator\.V': another version made this recipe of other pieces",
+        match=r"no table 'aggregator\.V': in the version that wrote it, this recipe had other pieces",
     ):
         journal(tmp_path).restore(other, lambda marks: None)
 

@@ -9,7 +9,7 @@ from flrce.cli.terminal import print_table
 from flrce.errors import BadInput
 from flrce.report.live import RunWatcher
 from flrce.simulation.stop_memory import SEEDS_FILE
-from flrce.storage.disk import PRIVATE_FOLDER, make_folder
+from flrce.storage.disk import PRIVATE_FOLDER_MODE, make_folder
 from flrce.storage.limited import read_limited
 
 RUNS_FOLDER = Path("runs")
@@ -68,7 +68,7 @@ def create_run_folder(name: str, root: Path = RUNS_FOLDER, now: datetime | None 
         folder = root / (f"{stem}-{i + 1}" if i else stem)
         try:
             make_folder(root)
-            folder.mkdir(mode=PRIVATE_FOLDER)
+            folder.mkdir(mode=PRIVATE_FOLDER_MODE)
             return folder
         except FileExistsError:
             continue

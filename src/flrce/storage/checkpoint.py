@@ -1,20 +1,16 @@
-"""State on disk: one commit point a round, cost proportional to the round's P clients, and proof of
-every byte.
+"""The journal of a run: one atomic commit per round, with cost proportional to the round's P
+clients and a hash of every file.
 
-A commit writes `N.state` (the model and what is small), `N.rows` (the rows of the server's tables
-that the round touched, and what its clients keep) and, when clients have appeared, `N.roster`. The
-manifest names every file still needed and the ledger's length, each with its SHA-256, and bears its
-own; it is written aside, fsynced and renamed: that rename is the commit. Manifests take turns
-between two names, so the previous commit stays whole at every moment.
+A commit writes `N.state` (the model and small tensors), `N.rows` (the rows of the server's tables
+that the round changed, and the state of its clients), `N.I.rows` (changed rows of table I, see
+snapshot.py) and, when clients have joined, `N.roster`. The manifest lists every file that is needed
+and the length of the ledger, each with its SHA-256. It is written to a temporary file, synced and
+renamed: the rename is the commit. Manifests alternate between two names, so the previous commit
+stays valid at every moment.
 
-Clients' last updates lie in these files as they came; like all of a run directory they are their
-owner's alone.
-
-What the pieces remember is described in snapshot.py; `N.I.rows` are the rows of a table that
-changed, where they are looked for.
-
-A row's newest file counts. Files of which less than half is still current are emptied bit by bit:
-their last rows move into the next commit, so the folder holds at most about twice the tables' size.
+A row may be in several files; the newest counts. Once fewer than half of the stored rows are
+current, the rows of the emptiest file are written again with the next commit and the file is
+deleted, so the folder has at most about twice the size of the tables.
 """
 
 import hashlib
@@ -34,7 +30,6 @@ from flrce.core.host import require_memory, sync_folder
 from flrce.core.types import Round, State
 from flrce.errors import BadInput, format_one_line
 from flrce.storage import snapshot
-from flrce.storage.changed import TableWatch
 from flrce.storage.disk import make_folder, write_atomically, write_chunks
 from flrce.storage.failpoint import hit_failpoint
 from flrce.storage.limited import describe_error, read_limited
@@ -45,9 +40,9 @@ from flrce.storage.manifest import (
     read_manifests,
     serialize_commit,
 )
-from flrce.storage.places import RowLocations
 from flrce.storage.seal import FileMarks
 from flrce.storage.snapshot import ROWS_OF, NamedTensors, Snapshot, StateAssembly
+from flrce.storage.table_rows import RowLocations, TableWatch
 from flrce.storage.tensor_file import TableRows, iter_safetensors_chunks
 
 CHECKPOINT_SUFFIXES = (".state", ".rows", ".roster", ".part")
@@ -78,31 +73,31 @@ class Journal:
         versions: Mapping[str, str],
         former: Collection[str] = (),
     ) -> None:
-        """`experiment` is the fingerprint of the settings; commits under a `former` one are gone on
-        with too.
+        """`experiment` is the fingerprint of the settings. Commits under one of the `former`
+        fingerprints are accepted too.
         """
         self.folder, self.experiment, self.versions = folder, experiment, dict(versions)
         self.accepted = {experiment, *former}
         self.last: Commit | None = None
-        self.slot = ""  # the name of the last commit's manifest
+        self.slot = ""  # name of the last commit's manifest
         self.unusable: list[Path] = []  # manifests of newer commits that could not be restored
         self.roster: tuple[str, ...] = ()
         self.places = RowLocations()
-        # table of which all that changed is written -> where its rows lie
+        # table whose changed rows are found by comparison -> files of its rows
         self.changed: dict[str, RowLocations] = {}
         self.watch = TableWatch()
 
     def save(self, done: Round, ledger: FileMarks, guard: Callable[[], None]) -> None:
-        """Commit one round; `guard` raises if the folder is no longer this run's."""
+        """Commit one round. `guard` raises if another process has taken the folder over."""
         make_folder(self.folder)
         state, stem = done.state, f"{len(done.state.history):06d}"
         changed_rows = sorted(
             {*done.changed_rows, *self.places.find_stragglers(set(done.changed_rows))}
         )
         shot = snapshot.take_snapshot(state, changed_rows)
-        changed = self._changed_rows(shot)
+        changed = self._select_rows_to_write(shot)
         before = self.last.rounds if self.last else {}
-        # entries by round never change
+        # Entries by round never change, so each is written once.
         stored = {name: file for name, file in before.items() if name in shot.rounds}
         rounds = {name: stored.get(name, f"{stem}.rows") for name in shot.rounds}
         new = {name: x for name, x in shot.rounds.items() if name not in stored}
@@ -114,7 +109,7 @@ class Journal:
         needed = {*self.places.count_current_rows(changed_rows), *rounds.values(), roster}
         for key, rows in changed.items():
             needed |= self.changed.get(key, RowLocations()).count_current_rows(rows).keys()
-        kept = {
+        kept_files = {
             name: entry
             for name, entry in (self.last.files if self.last else {}).items()
             if name in needed
@@ -122,7 +117,7 @@ class Journal:
         commit = Commit(
             state.t,
             state.attempt,
-            kept | files,
+            kept_files | files,
             stem,
             roster,
             rounds,
@@ -139,16 +134,14 @@ class Journal:
             self.changed[key].move_rows(rows, name)
         self.watch.remember_tables(shot.tables)
 
-    def _changed_rows(self, shot: Snapshot) -> dict[str, list[int]]:
-        """Table -> rows to write: those that changed since the last commit, and some that empty an
-        old file.
-        """
-        found = {}
+    def _select_rows_to_write(self, shot: Snapshot) -> dict[str, list[int]]:
+        """Table -> rows that changed since the last commit, and rows that empty an old file."""
+        selected = {}
         for key, table in shot.tables.items():
             rows = set(self.watch.find_changed_rows(key, table))
-            old = self.changed.get(key, RowLocations()).find_stragglers(rows)
-            found[key] = sorted(rows | {k for k in old if k < len(table)})
-        return found
+            stragglers = self.changed.get(key, RowLocations()).find_stragglers(rows)
+            selected[key] = sorted(rows | {k for k in stragglers if k < len(table)})
+        return selected
 
     def _write_files(
         self,
@@ -158,16 +151,14 @@ class Journal:
         changed_rows: Sequence[int],
         changed: Mapping[str, Sequence[int]],
     ) -> dict[str, dict[str, Any]]:
-        """The files of a commit and their marks: the model and what is small; rows, and `new`
-        entries by round.
-        """
+        """Write the files of a commit and return their marks; `new` are new entries by round."""
         whole = f"{stem}.state"
         files = {whole: write_chunks(self.folder / whole, iter_safetensors_chunks(shot.whole))}
         if changed_rows or new:
             rows = f"{stem}.rows"
             files[rows] = write_chunks(self.folder / rows, iter_safetensors_chunks(shot.rows | new))
         for (key, k), name in zip(changed.items(), _name_row_files(stem, changed), strict=True):
-            if k:  # a file for each table: it is deleted when that table needs it no longer
+            if k:  # one file per table, so that it can be deleted with the table's last row in it
                 own: Tables = {
                     key: TableRows(shot.tables[key], tuple(k)),
                     ROWS_OF + key: torch.tensor(k),
@@ -176,15 +167,14 @@ class Journal:
         return files
 
     def restore(self, start: State, verify: Callable[[FileMarks], None]) -> State | None:
-        """The last committed state without its history; `start` is the initial one of the same
-        recipe.
+        """The last committed state without its history; None if nothing was committed.
 
-        A damaged newest checkpoint falls back on the spare; `verify` raises ValueError if the
-        ledger is not as a manifest says. None: nothing was committed.
+        `start` is the initial state of the same recipe. If the newest commit is damaged, the spare
+        is restored. `verify` raises ValueError if the ledger does not agree with a manifest.
         """
-        found, problems = read_manifests(self.folder)
+        manifests, problems = read_manifests(self.folder)
         self.unusable = []
-        for path, commit, roster in found:
+        for path, commit, roster in manifests:
             try:
                 state = self._load_state(commit, roster, start)
                 verify(commit.ledger)
@@ -201,22 +191,22 @@ class Journal:
                 )
             if problems:
                 log.warning(
-                    f"{self.folder}: {problems[0]}; going on from round {commit.t}, the commit"
-                    " before"
+                    f"{self.folder}: {problems[0]}; continuing from the previous commit, round"
+                    f" {commit.t}"
                 )
             self._warn_about_versions(commit)
             self.last, self.roster, self.slot = commit, state.roster, path.name
             return state
         if problems:
             raise BadInput(
-                f"{self.folder} is damaged beyond its spare ({'; '.join(problems)}); use another"
-                " --out"
+                f"{self.folder} is damaged, and so is its spare ({'; '.join(problems)}); use"
+                " another --out"
             )
         return None
 
     def drop_unusable(self) -> None:
-        """Delete manifests of commits that the run does not go on from: the ledger is about to be
-        cut to another's.
+        """Delete manifests of newer, damaged commits, before the ledger is truncated to the
+        restored one.
         """
         for path in self.unusable:
             path.unlink()
@@ -225,17 +215,17 @@ class Journal:
         self.unusable = []
 
     def _load_state(self, commit: Commit, roster: tuple[str, ...], start: State) -> State:
-        """The state that a manifest describes, one file in memory at a time."""
+        """The state that a manifest describes. One file is in memory at a time."""
         roster = roster or tuple(json.loads(self._read_verified(commit.roster, commit)))
-        build, rounds = StateAssembly(start, roster, commit.scalars), {}
+        assembly, rounds = StateAssembly(start, roster, commit.scalars), {}
         content: dict[str, tuple[int, ...]] = {}
-        changed: dict[str, dict[str, tuple[int, ...]]] = {key: {} for key in build.owners}
+        changed: dict[str, dict[str, tuple[int, ...]]] = {key: {} for key in assembly.owners}
         for name in sorted((name for name in commit.files if name.endswith(".rows")), reverse=True):
             tensors = load(self._read_verified(name, commit))
-            build.add_rows(name, tensors)
+            assembly.add_rows(name, tensors)
             content[name] = tuple(tensors["k"].tolist()) if "k" in tensors else ()
-            for key, held in changed.items():
-                held[name] = (
+            for key, table_content in changed.items():
+                table_content[name] = (
                     tuple(tensors[ROWS_OF + key].tolist()) if ROWS_OF + key in tensors else ()
                 )
             rounds.update(
@@ -246,13 +236,13 @@ class Journal:
                 }
             )
         whole: NamedTensors = load(self._read_verified(f"{commit.latest}.state", commit))
-        state = build.build_state(commit.t, commit.attempt, whole, rounds)
-        self.places = RowLocations(build.owner, content, Counter(build.owner.values()))
+        state = assembly.build_state(commit.t, commit.attempt, whole, rounds)
+        self.places = RowLocations(assembly.owner, content, Counter(assembly.owner.values()))
         self.changed = {
-            key: RowLocations(own, changed[key], Counter(own.values()))
-            for key, own in build.owners.items()
+            key: RowLocations(owner, changed[key], Counter(owner.values()))
+            for key, owner in assembly.owners.items()
         }
-        self.watch.remember_tables(build.found)
+        self.watch.remember_tables(assembly.found)
         return state
 
     def _read_verified(self, name: str, commit: Commit) -> bytes:
@@ -261,12 +251,12 @@ class Journal:
             require_memory(entry["bytes"], str(self.folder / name), "free some memory")
         data = read_limited(self.folder / name, entry["bytes"])
         if len(data) != entry["bytes"] or hashlib.sha256(data).hexdigest() != entry["sha256"]:
-            raise ValueError(f"{name} is not as it was written")
+            raise ValueError(f"{name} was changed after it was written")
         return data
 
     def _commit_manifest(self, commit: Commit, guard: Callable[[], None]) -> None:
-        """Write the manifest under the name that the last one has not: until it is whole, that one
-        counts.
+        """Write the manifest under the name that the last commit does not use: that one stays valid
+        until the new one is complete.
         """
         sync_folder(self.folder)
         hit_failpoint("commit.ready")
@@ -282,7 +272,7 @@ class Journal:
         )
 
     def _delete_unneeded(self, needed: set[str]) -> None:
-        """Delete what neither this commit nor the one before needs."""
+        """Delete the files that neither this commit nor the previous one needs."""
         for path in self.folder.iterdir():
             if path.name not in needed and (
                 path.suffix in CHECKPOINT_SUFFIXES
@@ -292,20 +282,18 @@ class Journal:
                 hit_failpoint("commit.swept")
 
     def _warn_about_versions(self, commit: Commit) -> None:
-        """Say which versions have changed since: the same bits are promised only for the same
-        ones.
-        """
+        """Log the versions that have changed: other versions may give other bits."""
         old = commit.versions
-        drift = [
+        changed = [
             f"{k} {old[k]} -> {v}" for k, v in self.versions.items() if k in old and old[k] != v
         ]
-        if drift:
+        if changed:
             log.warning(
-                f"{self.folder.parent} was begun with other versions ({', '.join(drift)}): bits may"
-                " differ"
+                f"{self.folder.parent} was started with other versions ({', '.join(changed)}):"
+                " bits may differ"
             )
 
 
 def _name_row_files(stem: str, tables: Collection[str]) -> list[str]:
-    """Files of a commit for these tables' rows."""
+    """The names of a commit's files for the rows of these tables."""
     return [f"{stem}.{i}.rows" for i in range(len(tables))]

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and a folder that one process owns."""
+"""Atomic writes, append-only files with a running hash, and locks on run directories."""
 
 import errno
 import fcntl
@@ -16,18 +16,16 @@ from flrce.errors import BadInput
 from flrce.storage.failpoint import hit_failpoint
 from flrce.storage.limited import hash_prefix, open_regular, read_limited
 
-CHUNK_BYTES = 2**24  # bytes read at a time: one call of the system returns at most 2 GiB
-# of every file in a run directory: names and losses of clients, their updates, models trained on
-# them
+CHUNK_BYTES = 2**24  # one system call reads at most 2 GiB
+# Run directories hold clients' names, losses and updates, so only their owner may read them.
 PRIVATE_FILE_MODE = 0o600
-PRIVATE_FOLDER = 0o700
-# of files that are made to be handed on: pages, figures, tables, exported adapters
-BY_UMASK = 0o666
+PRIVATE_FOLDER_MODE = 0o700
+BY_UMASK = 0o666  # of files to share: pages, figures, tables, exported models
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder of runs, and those above it that are missing, for its owner alone. One that
-    exists stays as it is.
+    """Create a folder and its missing parents, readable by their owner only. Existing folders are
+    not changed.
 
     >>> import tempfile
     >>> made = Path(tempfile.mkdtemp()) / "runs" / "a"
@@ -37,59 +35,58 @@ def make_folder(folder: Path) -> None:
     """
     for path in (*reversed(folder.parents), folder):
         if not path.exists():
-            path.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
+            path.mkdir(mode=PRIVATE_FOLDER_MODE, exist_ok=True)
     if not folder.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
 
 
 def refuse_writable_by_others(folder: Path) -> None:
-    """BadInput if anybody but the user can put files into a folder from which code is loaded
-    (pickled jobs).
+    """Raise BadInput if another user can write into a folder of pickled jobs, which are code.
 
-    The folder is the user's own and neither its group nor others may write to it; no folder above
-    it lets everybody rename what is in it.
+    The folder must belong to the user, without write access for group and others, and no parent
+    may let everybody rename it.
     """
     if folder.is_symlink():
         raise BadInput(
-            f"{folder} is a symbolic link; jobs are read from it as code: name the folder itself"
+            f"{folder} is a symbolic link, but jobs are loaded from it as code; name the folder"
+            " itself"
         )
     found = folder.stat()
     if found.st_uid != os.geteuid():
         raise BadInput(
-            f"{folder} belongs to another user; jobs are read from it as code: name a folder of"
-            " your own"
+            f"{folder} belongs to another user, but jobs are loaded from it as code; use a"
+            " folder of your own"
         )
     if found.st_mode & 0o022:
         raise BadInput(
-            f"{folder} can be written by others; jobs are read from it as code: chmod go-w {folder}"
+            f"other users can write to {folder}, but jobs are loaded from it as code; run chmod"
+            f" go-w {folder}"
         )
     for parent in folder.resolve().parents:
         mode = parent.stat().st_mode
         if mode & 0o002 and not mode & stat.S_ISVTX:
             raise BadInput(
-                f"{folder} lies in {parent}, which everybody can change; chmod o-w {parent}, or use"
-                " another"
+                f"every user can write to {parent}, which contains {folder}; run chmod o-w"
+                f" {parent}, or use another folder"
             )
 
 
 def write_atomically(path: Path, data: bytes, mode: int = PRIVATE_FILE_MODE) -> None:
-    """Write a file aside, make sure it is on disk, and rename it into place; readable by its owner
-    alone.
-    """
+    """Write a temporary file, sync it to disk and rename it into place."""
     write_chunks(path, [data], mode)
 
 
 def write_chunks(
     path: Path, pieces: Iterable[bytes | memoryview], mode: int = PRIVATE_FILE_MODE
 ) -> dict[str, Any]:
-    """The same for a file that comes piece by piece; returns its mark, the length and SHA-256."""
+    """As `write_atomically` for a file in pieces. Returns its mark: length and SHA-256."""
     if not path.name or path.is_dir():  # "/" and "." have no name
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if path.exists() and not path.is_file():  # renaming over a device or a pipe would replace it
+    if path.exists() and not path.is_file():  # a rename would replace the device or pipe
         raise OSError(errno.EINVAL, "it is a device or a pipe", str(path))
-    aside, length, found = path.with_name(path.name + ".part"), 0, hashlib.sha256()
+    aside, length, digest = path.with_name(path.name + ".part"), 0, hashlib.sha256()
     try:
-        aside.unlink(missing_ok=True)  # whatever was left there, a link perhaps
+        aside.unlink(missing_ok=True)  # left by a killed process; may be a link
         with open(
             aside, "xb", buffering=0, opener=lambda name, flags: os.open(name, flags, mode)
         ) as f:
@@ -97,7 +94,7 @@ def write_chunks(
             for piece in pieces:
                 write_all_bytes(f.fileno(), piece)
                 length += len(piece)
-                found.update(piece)
+                digest.update(piece)
             hit_failpoint("aside.written")
             os.fsync(f.fileno())
         hit_failpoint("aside.synced")
@@ -106,52 +103,50 @@ def write_chunks(
         aside.unlink(missing_ok=True)
         raise
     hit_failpoint("aside.renamed")
-    return {"sha256": found.hexdigest(), "bytes": length}
+    return {"sha256": digest.hexdigest(), "bytes": length}
 
 
 def write_all_bytes(handle: int, data: bytes | memoryview) -> None:
-    """Write every byte: the system may take fewer at a time, above all on a disk that fills up."""
+    """Write every byte. One system call may write fewer, for example on a nearly full disk."""
     view = memoryview(data)
     while view:
         view = view[os.write(handle, view) :]
 
 
-def hash_file(path: Path, most: int | None = None) -> dict[str, Any]:
-    """The length and SHA-256 of a file, or of its first `most` bytes; little of it is in memory at
-    a time.
-    """
+def hash_file(path: Path, max_bytes: int | None = None) -> dict[str, Any]:
+    """The mark (length, SHA-256) of a file, or of its first `max_bytes`; read in chunks."""
     with open_regular(path) as file:
-        length, sha256 = hash_prefix(file, most)
+        length, sha256 = hash_prefix(file, max_bytes)
     return {"sha256": sha256, "bytes": length}
 
 
 def _make_private(handle: int) -> None:
-    """A file that an earlier version left readable by others."""
-    with suppress(PermissionError):  # another user's; it could be opened all the same
+    """Remove the access that an earlier version gave to other users."""
+    with suppress(PermissionError):  # the file belongs to another user
         os.fchmod(handle, PRIVATE_FILE_MODE)
 
 
 class LineFile:
-    """An append-only file of lines and the SHA-256 of what it holds."""
+    """An append-only file of lines, with the SHA-256 of its contents."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.handle, self.size, self.hash = path, -1, 0, hashlib.sha256()
 
     def verify(self, mark: Mapping[str, Any] | None) -> None:
-        """ValueError unless the file begins with what the mark describes."""
+        """Raise ValueError unless the file begins with the bytes that the mark describes."""
         if not mark or not mark["bytes"]:
             return
-        found = hash_file(self.path, mark["bytes"])
-        if found["bytes"] < mark["bytes"]:
+        actual = hash_file(self.path, mark["bytes"])
+        if actual["bytes"] < mark["bytes"]:
             raise ValueError(
-                f"{self.path.name} has {found['bytes']} bytes, fewer than the {mark['bytes']}"
+                f"{self.path.name} has {actual['bytes']} bytes, fewer than the {mark['bytes']}"
                 " committed"
             )
-        if mark["sha256"] and found["sha256"] != mark["sha256"]:
-            raise ValueError(f"{self.path.name} is not as it was written")
+        if mark["sha256"] and actual["sha256"] != mark["sha256"]:
+            raise ValueError(f"{self.path.name} has changed since it was written")
 
     def open(self, mark: Mapping[str, Any] | None) -> None:
-        """Cut to the mark, or to nothing, and make ready to append."""
+        """Truncate the file to the mark (without one, to nothing) and open it to append."""
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_APPEND | os.O_NOFOLLOW
         self.handle = os.open(self.path, flags, PRIVATE_FILE_MODE)
         _make_private(self.handle)
@@ -184,11 +179,10 @@ class LineFile:
 
 
 class FolderLock:
-    """A folder's `lock` file, held while its run lives. The system lets go of it when the process
-    dies.
+    """The lock on a run directory's `lock` file. The system releases it when the process ends.
 
-    Whoever deletes the file can take the folder over; the former owner then finds another file in
-    its place and `check` refuses, before anything of the new owner's is overwritten.
+    If somebody deletes the file, another process can lock the folder. The first process then finds
+    another file in its place, and `check_ownership` raises before it overwrites anything.
     """
 
     def __init__(self, path: Path) -> None:
@@ -210,22 +204,24 @@ class FolderLock:
         _held_locks.add(self)
 
     def check_ownership(self) -> None:
-        """Refuse to go on once the folder belongs to somebody else."""
+        """Raise BadInput if another process has taken the folder over."""
         try:
-            mine = self.handle >= 0 and os.path.samestat(os.fstat(self.handle), os.stat(self.path))
+            is_owner = self.handle >= 0 and os.path.samestat(
+                os.fstat(self.handle), os.stat(self.path)
+            )
         except FileNotFoundError:
-            mine = False
-        if not mine:
+            is_owner = False
+        if not is_owner:
             raise BadInput(
-                f"{self.path.parent} was taken over by {self._read_owner()}; this run ends here"
+                f"{self.path.parent} was taken over by {self._read_owner()}; this run ends"
             )
 
     def _read_owner(self) -> str:
-        """Who has the folder now, by the file that lies there."""
+        """The current owner, as the lock file names it."""
         try:
             return read_limited(self.path, 1000).decode(errors="replace").strip() or "another run"
         except FileNotFoundError:
-            return "somebody"
+            return "another process"
         except OSError:
             return "another run"
 
@@ -239,7 +235,7 @@ _held_locks: weakref.WeakSet[FolderLock] = weakref.WeakSet()
 
 
 def _release_locks() -> None:
-    """A forked worker must not keep its dead parent's folder locked."""
+    """Release the locks in a forked worker, which may outlive its parent."""
     for lock in list(_held_locks):
         lock.close()
 

@@ -1,10 +1,11 @@
-"""Named places where a test makes the process die, or a write fail. Silent unless FLRCE_FAILPOINT
-is set.
+"""Named places at which a test kills the process or makes a write fail.
 
-FLRCE_FAILPOINT=name:count        the process kills itself at the count-th passage
-FLRCE_FAILPOINT=name:count:ENOSPC that passage raises OSError with this errno instead; with
-                                  SIGTERM it sends the signal
-FLRCE_FAILPOINT=record:FILE       every passage's name is appended to FILE for tests
+Without the environment variable FLRCE_FAILPOINT they do nothing.
+
+FLRCE_FAILPOINT=name:count        the process kills itself at the count-th call
+FLRCE_FAILPOINT=name:count:ENOSPC that call raises OSError with this errno instead, or sends
+                                  the signal (SIGTERM)
+FLRCE_FAILPOINT=record:FILE       the name of every call is appended to FILE
 """
 
 import errno
@@ -13,24 +14,24 @@ import signal
 from collections import Counter
 
 FAILPOINT_VARIABLE = "FLRCE_FAILPOINT"
-passage_counts: Counter[str] = Counter()  # passages so far, by specification and name
+call_counts: Counter[str] = Counter()  # specification -> calls so far
 
 
 def hit_failpoint(name: str) -> None:
-    """Pass a named place."""
-    wanted = os.environ.get(FAILPOINT_VARIABLE)
-    if not wanted:
+    """Act as FLRCE_FAILPOINT says if it names this place."""
+    specification = os.environ.get(FAILPOINT_VARIABLE)
+    if not specification:
         return
-    where, _, rest = wanted.partition(":")
-    if where == "record":
+    place, _, rest = specification.partition(":")
+    if place == "record":
         with open(rest, "a") as f:
             f.write(name + "\n")
         return
-    if where != name:
+    if place != name:
         return
-    passage_counts[wanted] += 1
+    call_counts[specification] += 1
     count, _, action = rest.partition(":")
-    if passage_counts[wanted] != int(count):
+    if call_counts[specification] != int(count):
         return
     if action.startswith("SIG"):
         os.kill(os.getpid(), getattr(signal, action))

@@ -1,6 +1,4 @@
-"""The run directory: what was asked, one JSON line per round and per client, and what came of
-it.
-"""
+"""The run directory: settings, one JSON line per round and per client, checkpoint and results."""
 
 import json
 import os
@@ -43,11 +41,10 @@ LEDGER_FILES = ("rounds.jsonl", "clients.jsonl", "relations.jsonl")
 
 
 class Ledger:
-    """An open run directory; nobody else can open it meanwhile.
+    """An open run directory, locked for other processes.
 
-    `experiment` is kept as experiment.toml; a run goes on only under the same one, but for settings
-    such as the number of workers, which change no result, and its length: a run may be extended.
-    And on the same data.
+    `experiment` is stored as experiment.toml. A run resumes only with the same settings and data;
+    settings that change no result (number of workers) may differ, and `rounds` may grow.
     """
 
     def __init__(
@@ -74,46 +71,45 @@ class Ledger:
             except BaseException:
                 self.lock.close()
                 raise
-        made_by = get_versions() | (
-            {"kernel": kernel} if kernel else {}
-        )  # other kernels, other bits
+        versions = get_versions()
+        if kernel:  # other kernels, other bits
+            versions["kernel"] = kernel
         self.journal = checkpoint.Journal(
             folder / "checkpoint",
             fingerprint_experiment(experiment),
-            made_by,
+            versions,
             list_former_fingerprints(before, experiment),
         )
         self.files = {name: LineFile(folder / name) for name in LEDGER_FILES}
         self.committed: State | None = None
 
     def restore(self, state: State) -> State:
-        """The state of the last committed round, or the initial one; the ledger is cut to match
-        it.
-        """
+        """The state of the last committed round, or the initial one. Truncates the ledger to it."""
         with explain_write_errors(self.folder):
-            found = self.read_committed(state)
-            if found is None:
+            committed = self.read_committed(state)
+            if committed is None:
                 self._require_no_lost_rounds()
             marks = self.journal.last.ledger if self.journal.last else {}
-            (self.folder / SEAL_FILE).unlink(missing_ok=True)  # what it describes may change now
+            (self.folder / SEAL_FILE).unlink(missing_ok=True)  # its files are about to change
             self.journal.drop_unusable()
             for name, lines in self.files.items():
                 lines.open(marks.get(name))
             sync_folder(self.folder)
-        return found or state
+        return committed or state
 
     def read_committed(self, start: State) -> State | None:
-        """What is committed, read back from the disk; nothing is changed. `start` is a fresh
-        initial state.
+        """The last committed state with its history, from the disk; changes no file.
+
+        `start` is a new initial state.
         """
-        found = self.journal.restore(start, self._verify_files)
-        if found is not None and self.journal.last is not None:
+        committed = self.journal.restore(start, self._verify_files)
+        if committed is not None and self.journal.last is not None:
             length = self.journal.last.ledger["rounds.jsonl"]["bytes"]
             with open_regular(self.folder / "rounds.jsonl") as file:
                 records = [parse_record(json.loads(line)) for line in split_lines(file, length)]
-            found = replace(found, history=fill_start_times(records))
-        self.committed = found
-        return found
+            committed = replace(committed, history=fill_start_times(records))
+        self.committed = committed
+        return committed
 
     def append(self, done: Round) -> None:
         """Write one round's lines, then commit it."""
@@ -141,11 +137,11 @@ class Ledger:
         final: Mapping[str, Any] | None = None,
         base: int = 0,
     ) -> None:
-        """Write the final model, the `last` one where that is another, the relationship map
-        and the summary.
+        """Write the final model, the `last` one if it differs, the relationship map and the
+        summary.
 
-        `final` is how good the model is for each client and each class, `base` what the fixed part
-        of it weighs.
+        `final` has the metrics of the final model by client and class; `base` is the number of
+        bytes of the frozen part.
         """
         self.lock.check_ownership()
         piece_state = state.server_state.get("selector")
@@ -162,10 +158,10 @@ class Ledger:
                 )
             if isinstance(piece_state, RelationshipMap) and piece_state.H is not None:
                 tables = {"Omega": piece_state.Omega, "H": piece_state.H, "R": piece_state.R}
-                kept = {
+                present = {  # a sketch has no Omega
                     name: table for name, table in tables.items() if table is not None
-                }  # a sketch has no Omega
-                write_atomically(self.folder / "relations.safetensors", save(kept))
+                }
+                write_atomically(self.folder / "relations.safetensors", save(present))
             if final is not None:
                 write_atomically(
                     self.folder / "final.json",
@@ -194,58 +190,52 @@ class Ledger:
             lines.verify(marks.get(name))
 
     def _require_no_lost_rounds(self) -> None:
-        """A crash before the first commit leaves at most one round's line; more of them had a
-        checkpoint once.
+        """A crash before the first commit leaves at most one line. BadInput for more: their
+        checkpoint is lost.
         """
         path = self.folder / "rounds.jsonl"
         count = sum(1 for _ in read_lines(path, {}))
         if count > 1:
             raise BadInput(
-                f"{path} holds {count} rounds but checkpoint/ has none: put it back, or use another"
+                f"{path} has {count} rounds but checkpoint/ has none; restore it, or use another"
                 " --out"
             )
 
 
 def _validate_folder_name(folder: Path) -> None:
-    """BadInput unless this can be the name of a folder; a name too long is the system's to
-    refuse.
-    """
+    """Raise BadInput unless this can be the name of a folder."""
     try:
         str(folder).encode()
     except UnicodeEncodeError:
-        raise BadInput(f"--out {os.fsencode(folder)!r} is no UTF-8; name another folder") from None
+        raise BadInput(f"--out {os.fsencode(folder)!r} is not UTF-8; name another folder") from None
     if "\0" in str(folder):
-        raise BadInput(f"--out {str(folder)!r} holds a null character; name another folder")
+        raise BadInput(f"--out {str(folder)!r} has a null character; name another folder")
 
 
 def _refuse_symlinks(folder: Path) -> None:
-    """BadInput if anything that a run writes in its folder is a link to somewhere else, a pipe or a
-    device.
-    """
+    """Raise BadInput if a file that a run writes is a link, a pipe or a device."""
     for name in (*SEALED_FILES, SEAL_FILE, "lock", "checkpoint"):
         path = folder / name
         if path.is_symlink():
             raise BadInput(
-                f"{path} is a symbolic link; a run writes only inside its folder: remove it"
+                f"{path} is a symbolic link; remove it: a run writes only inside its folder"
             )
         if path.exists() and not (path.is_dir() if name == "checkpoint" else path.is_file()):
             kind = "folder" if name == "checkpoint" else "regular file"
-            raise BadInput(f"{path} is no {kind}; a run writes only files of its own: remove it")
+            raise BadInput(f"{path} is not a {kind}; remove it: a run writes only its own files")
 
 
 def refuse_unless_new(folder: Path, resume: bool) -> None:
-    """A run is gone on with only where that was asked for."""
+    """Raise BadInput if the folder has a run, unless it is to be resumed."""
     if (folder / "rounds.jsonl").exists() and not resume:
         raise BadInput(
-            f"--out {folder} holds a run already; add --resume to go on, or name another folder"
+            f"--out {folder} already has a run; add --resume to continue it, or name another folder"
         )
 
 
 @contextmanager
 def explain_write_errors(folder: Path) -> Iterator[None]:
-    """A write that fails is the machine's trouble, not a defect: say what to do. What is committed
-    stays.
-    """
+    """Turn a failed write into a BadInput that says what to do. Committed rounds stay valid."""
     try:
         yield
     except OSError as why:
@@ -263,8 +253,8 @@ def explain_write_errors(folder: Path) -> Iterator[None]:
 def write_finished_run(
     folder: Path, experiment: str, history: Sequence[RoundRecord], summary: Mapping[str, Any]
 ) -> None:
-    """A run directory of a finished run that was not journalled: enough for reports, nothing to
-    resume.
+    """Write a run directory for a finished run without a checkpoint: it can be reported, not
+    resumed.
     """
     make_folder(folder)
     lines = [json.dumps(to_round_line(record), separators=(",", ":")) for record in history]

@@ -1,4 +1,4 @@
-"""Lines of the ledger: records as JSON and back."""
+"""Convert records to JSON lines of the ledger and back."""
 
 import base64
 import json
@@ -13,7 +13,7 @@ from flrce.core.client_tables import RelationshipMap
 from flrce.core.record import FLAT_FIELDS, flatten_record
 from flrce.core.types import ClientRecord, Round, RoundRecord
 
-# clients up to which the rows of Omega are kept round by round, for the report's slider
+# For at most this many clients, the ledger has the rows of Omega by round (the report's slider).
 MAX_MAPPED_CLIENTS = 300
 
 
@@ -25,7 +25,7 @@ def to_jsonl(rows: Iterable[Any]) -> bytes:
 
 
 def replace_non_finite(value: Any) -> Any:
-    """The same with null for every float that JSON cannot hold."""
+    """Replace infinities and NaN, which JSON does not have, by None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -36,25 +36,23 @@ def replace_non_finite(value: Any) -> Any:
 
 
 def to_round_line(record: RoundRecord) -> dict[str, Any]:
-    """A round as a table of the ledger."""
+    """The ledger line of a round."""
     return _drop_empty_tables(flatten_record(record))
 
 
 def to_client_line(client: ClientRecord) -> dict[str, Any]:
-    """A client's part of a round as a table of the ledger: its costs stand beside the rest."""
+    """The ledger line of a client in a round; costs are flat."""
     line = asdict(client)
     return _drop_empty_tables(line | line.pop("spent"))
 
 
 def _drop_empty_tables(line: dict[str, Any]) -> dict[str, Any]:
-    """The line without costs and figures that nobody booked."""
+    """The line without empty tables of costs and figures."""
     return {key: x for key, x in line.items() if x or key not in ("other", "figures")}
 
 
 def parse_record(row: Mapping[str, Any]) -> RoundRecord:
-    """A ledger line as a Record; a figure that JSON could not hold was written as null and counts
-    as none.
-    """
+    """The record of a ledger line. null stands for a number that JSON does not have."""
     values: dict[str, Any] = {
         key: tuple(v) if isinstance(v, list) else v for key, v in row.items() if key in FLAT_FIELDS
     }
@@ -64,8 +62,8 @@ def parse_record(row: Mapping[str, Any]) -> RoundRecord:
 
 
 def to_relation_line(done: Round) -> dict[str, Any]:
-    """What the round changed in the relationship map: rows k, their H, and Omega[k] as int8 (value
-    * 127) in base64.
+    """The rows k of the relationship map that the round changed: H[k], and Omega[k] as int8
+    (value * 127) in base64.
     """
     state, k = done.state.server_state.get("selector"), list(done.changed_rows)
     if not k or not isinstance(state, RelationshipMap) or state.H is None:

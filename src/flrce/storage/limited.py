@@ -1,8 +1,7 @@
-"""Reading with limits: regular files only, sizes known before memory is taken, long files line by
-line.
+"""Read the files of a run directory: regular files only, and no more bytes than expected.
 
-A run directory may come from somebody else: a file in it may be a link to a device, a pipe that
-nobody writes to, a folder, or far larger than anything that a run writes.
+A run directory may come from somebody else. A file in it may be a link to a device, a pipe, a
+folder, or much larger than what a run writes.
 """
 
 import errno
@@ -20,9 +19,7 @@ MAX_DOCUMENT_BYTES = 2**28  # of a JSON file: the partition of a million clients
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file to read. OSError if it is anything but a regular file: a link, a folder, a pipe,
-    a device.
-    """
+    """Open a regular file to read. OSError for a link, a folder, a pipe or a device."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as why:
@@ -42,9 +39,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_limited(path: Path, limit: int) -> bytes:
-    """The bytes of a regular file; OSError if there are more than `limit`, before any memory is
-    taken.
-    """
+    """The bytes of a regular file. OSError, before allocation, if it has more than `limit`."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         data = file.read(limit + 1) if size <= limit else b""
@@ -54,9 +49,7 @@ def read_limited(path: Path, limit: int) -> bytes:
 
 
 def hash_prefix(file: BinaryIO, length: int | None = None) -> tuple[int, str]:
-    """How many bytes were read, `length` at most, and their SHA-256; the file is at its beginning
-    again afterwards.
-    """
+    """The number of bytes read, at most `length`, and their SHA-256. Rewinds the file."""
     digest, count = hashlib.sha256(), 0
     file.seek(0)
     while data := file.read(CHUNK_BYTES if length is None else min(CHUNK_BYTES, length - count)):
@@ -72,10 +65,10 @@ def split_lines(
     limit: int = MAX_LINE_BYTES,
     half: bool = False,
 ) -> Iterator[bytes]:
-    """Whole lines of an open file, of its next `length` bytes at most; half a last line is left out
-    unless asked for.
+    """The complete lines in the next `length` bytes of an open file.
 
-    ValueError for a line of more than `limit` bytes.
+    An incomplete last line is skipped unless `half` is set. ValueError for a line of more than
+    `limit` bytes.
     """
     rest = length
     while rest is None or rest > 0:
@@ -91,5 +84,5 @@ def split_lines(
 
 
 def describe_error(why: BaseException) -> str:
-    """What went wrong, without the number and the path that the system puts around it."""
+    """The text of an error, without errno and path."""
     return str((why.strerror if isinstance(why, OSError) else None) or why)

@@ -1,7 +1,8 @@
-"""The manifest of a commit: which files of a checkpoint belong to it, and how long the ledger was,
-all with hashes.
+"""The manifest of a commit: the checkpoint files that belong to it and the length of the ledger,
+with hashes.
 
-A folder has two, which take turns: the newest commit's, and its spare, the one before.
+A folder has two manifest files, which are written in turn: the newest commit and the one before it,
+its spare.
 """
 
 import hashlib
@@ -27,9 +28,7 @@ from flrce.storage.seal import (
 )
 
 SCHEMA = 3
-# the schema before: it described no values but plain ones, and wrote rows of the round's clients
-# alone
-PREVIOUS_SCHEMA = 2
+PREVIOUS_SCHEMA = 2  # plain values only, and only the rows of the round's clients
 MANIFEST_FILES = ("manifest.a.json", "manifest.b.json")
 OLD_MANIFEST_FILES = ("manifest.json", "manifest.previous.json")  # of schema 1
 LEDGER_FILES = ("rounds.jsonl", "clients.jsonl", "relations.jsonl")
@@ -37,7 +36,7 @@ LEDGER_FILES = ("rounds.jsonl", "clients.jsonl", "relations.jsonl")
 
 @dataclass(frozen=True)
 class Commit:
-    """What the manifest says."""
+    """The contents of a manifest."""
 
     t: int
     attempt: int
@@ -45,7 +44,7 @@ class Commit:
     latest: str  # stem of the newest state file
     roster: str  # file with the clients' names
     rounds: dict[str, str]  # "table/round" of tables by round -> file
-    scalars: dict[str, Any]  # what the pieces remember besides tensors
+    scalars: dict[str, Any]  # state of the pieces other than tensors
     ledger: dict[str, dict[str, Any]]  # length and SHA-256 of each ledger file at the commit
     experiment: str  # fingerprint of the configuration
     versions: dict[str, str]
@@ -53,32 +52,33 @@ class Commit:
 
 
 def read_manifests(folder: Path) -> tuple[list[tuple[Path, Commit, tuple[str, ...]]], list[str]]:
-    """Every readable manifest, the newest first, with the names an old one lists; and what is wrong
-    with the others.
+    """Every readable manifest, newest first, with the client names that schema 1 lists; and the
+    problems of the others.
     """
-    found, problems = [], []
+    manifests, problems = [], []
     for path in (folder / name for name in (*MANIFEST_FILES, *OLD_MANIFEST_FILES)):
         if not os.path.lexists(path):
             continue
         try:
-            found.append((path, *read_manifest(path)))
+            manifests.append((path, *read_manifest(path)))
         except BadInput:
             raise
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as why:
             problems.append(f"{path.name}: {format_one_line(describe_error(why), 200)}")
-    return sorted(found, key=lambda item: int(item[1].latest), reverse=True), problems
+    return sorted(manifests, key=lambda item: int(item[1].latest), reverse=True), problems
 
 
 def read_manifest(path: Path) -> tuple[Commit, tuple[str, ...]]:
-    """A manifest, and the clients' names where an old one lists them; ValueError or OSError if it
-    is damaged.
+    """A manifest, and the client names that schema 1 lists.
+
+    ValueError or OSError if the manifest is damaged.
     """
     raw = json.loads(read_limited(path, MAX_DOCUMENT_BYTES))
     if raw.get("schema") == 1 and "commit" not in raw:
-        return validate_commit(_from_first(raw)), tuple(raw["roster"])
+        return validate_commit(_convert_schema_1(raw)), tuple(raw["roster"])
     body = raw["commit"]
     if hashlib.sha256(_canonical_json(body)).hexdigest() != raw["sha256"]:
-        raise ValueError("the manifest is not as it was written")
+        raise ValueError("the manifest was changed after it was written")
     if body["schema"] not in (PREVIOUS_SCHEMA, SCHEMA):
         raise BadInput(
             f"{path} has schema {format_one_line(body['schema'], 20)}, this version reads {SCHEMA};"
@@ -88,8 +88,8 @@ def read_manifest(path: Path) -> tuple[Commit, tuple[str, ...]]:
 
 
 def validate_commit(commit: Commit) -> Commit:
-    """ValueError unless every field is of its kind and every file a plain name: somebody else may
-    have written it.
+    """Raise ValueError unless every field has its type and every file name is plain: somebody else
+    may have written the manifest.
     """
     tables = (commit.files, commit.rounds, commit.scalars, commit.ledger, commit.versions)
     names = [
@@ -99,7 +99,7 @@ def validate_commit(commit: Commit) -> Commit:
         *filter(None, [commit.roster]),
     ]
     texts = (commit.experiment, commit.latest, commit.roster)
-    sound = (
+    is_valid = (
         type(commit.t) is int
         and type(commit.attempt) is int
         and min(commit.t, commit.attempt) >= 0
@@ -111,32 +111,30 @@ def validate_commit(commit: Commit) -> Commit:
         and all(isinstance(name, str) and name == os.path.basename(name) for name in names)
         and set(commit.ledger) <= set(LEDGER_FILES)
     )
-    if not sound:
+    if not is_valid:
         raise ValueError("it does not describe a commit")
     return commit
 
 
 def serialize_commit(commit: Commit) -> bytes:
-    """A manifest's bytes, its own hash included."""
+    """The bytes of a manifest, with its own hash."""
     body = _canonical_json(asdict(commit))
     return b'{"sha256":"' + hashlib.sha256(body).hexdigest().encode() + b'","commit":' + body + b"}"
 
 
 def committed_marks(folder: Path) -> FileMarks:
-    """How long the ledgers of a run were at its last commit, and their hashes; nothing before the
-    first one.
-    """
-    found, problems = read_manifests(folder / "checkpoint")
-    if problems and not found:
+    """Lengths and hashes of a run's ledgers at its last commit; empty before the first commit."""
+    manifests, problems = read_manifests(folder / "checkpoint")
+    if problems and not manifests:
         raise DamagedRun(
             f"{folder}/checkpoint/{problems[0]}; restore it, or delete checkpoint/ to read the run"
             " unchecked"
         )
-    return found[0][1].ledger if found else {}
+    return manifests[0][1].ledger if manifests else {}
 
 
 def known_marks(folder: Path) -> tuple[FileMarks, bool]:
-    """What is known of a run's files, by its seal or else by its last commit; and whether it is
+    """The marks of a run's files, from its seal or else from its last commit; and whether it is
     sealed.
     """
     if marks := read_seal(folder):
@@ -146,34 +144,32 @@ def known_marks(folder: Path) -> tuple[FileMarks, bool]:
 
 
 def find_damage(folder: Path) -> tuple[int, list[str]]:
-    """How many files a sealed run has, those of both commits included, and what is wrong with
-    them.
-    """
-    marks, place = read_seal(folder), folder / "checkpoint"
+    """The number of files of a sealed run, with those of both commits, and their problems."""
+    marks, checkpoint = read_seal(folder), folder / "checkpoint"
     problems = find_damaged_files(folder, marks) + [
         f"{name}: added after the run ended" for name in list_unlisted_files(folder, marks)
     ]
-    if place.is_symlink():
+    if checkpoint.is_symlink():
         problems.append("checkpoint: it is a symbolic link; put the folder itself in its place")
-    found, unreadable = read_manifests(place)
+    manifests, unreadable = read_manifests(checkpoint)
     problems += [f"checkpoint/{line}" for line in unreadable]
     files: dict[str, Mapping[str, Any]] = {}
-    for path, commit, _ in found:
+    for path, commit, _ in manifests:
         files |= commit.files
         if path.name in OLD_MANIFEST_FILES and not set(marks).isdisjoint(MANIFESTS):
             problems.append(f"checkpoint/{path.name}: added after the run ended")
-    problems += [f"checkpoint/{line}" for line in find_damaged_files(place, files)]
-    if set(marks).isdisjoint(MANIFESTS):  # by an earlier version
-        problems += _lost_commits(marks, found[0][1] if found else None)
+    problems += [f"checkpoint/{line}" for line in find_damaged_files(checkpoint, files)]
+    if set(marks).isdisjoint(MANIFESTS):  # sealed by an earlier version
+        problems += _find_lost_commits(marks, manifests[0][1] if manifests else None)
     return len(marks) + len(files), list(dict.fromkeys(problems))
 
 
-def _lost_commits(marks: FileMarks, newest: Commit | None) -> list[str]:
-    """What a seal without manifests, by an earlier version, tells of the checkpoint: its newest
-    commit ends the run.
+def _find_lost_commits(marks: FileMarks, newest: Commit | None) -> list[str]:
+    """Problems of a checkpoint whose manifests the seal does not list (an earlier version): its
+    newest commit must be the end of the run.
     """
     if "partition.json" not in marks:
-        return []  # a run that was kept without a checkpoint
+        return []  # the run was stored without a checkpoint
     if newest is None:
         return ["checkpoint: missing, or without a manifest"]
     longer = [
@@ -182,19 +178,17 @@ def _lost_commits(marks: FileMarks, newest: Commit | None) -> list[str]:
         if marks.get(name, mark)["bytes"] != mark["bytes"]
     ]
     return (
-        [f"checkpoint: its newest manifest is of round {newest.t}, {longer[0]} goes on"]
+        [f"checkpoint: its newest manifest is of round {newest.t}, but {longer[0]} is longer"]
         if longer
         else []
     )
 
 
-def _from_first(raw: Mapping[str, Any]) -> Commit:
-    """Schema 1: names and rows inside the manifest, no SHA-256 of the ledger or of the manifest
-    itself.
-    """
+def _convert_schema_1(raw: Mapping[str, Any]) -> Commit:
+    """A manifest of schema 1: without SHA-256 of the ledger and of the manifest itself."""
     ledger = {name: {"bytes": length, "sha256": None} for name, length in raw["ledger"].items()}
-    same = ("t", "attempt", "files", "latest", "rounds", "scalars", "experiment")
-    return Commit(**{key: raw[key] for key in same}, roster="", ledger=ledger, versions={})
+    shared = ("t", "attempt", "files", "latest", "rounds", "scalars", "experiment")
+    return Commit(**{key: raw[key] for key in shared}, roster="", ledger=ledger, versions={})
 
 
 def _canonical_json(body: Any) -> bytes:

@@ -1,6 +1,4 @@
-"""Run directories as plain data. Reads what the ledger wrote, finished or not; never a State, an
-engine or a model.
-"""
+"""Read run directories, finished or not, as plain data."""
 
 import base64
 import json
@@ -32,8 +30,8 @@ from flrce.storage.seal import (
 from flrce.storage.stored_recipe import RecordedRun as RecordedRun
 from flrce.storage.stored_recipe import RelationChange as RelationChange
 
-# of any figure, and of rounds: what is larger was not written by a run
-MOST, MOST_ROUNDS = (1e30, 10**9)
+# A run writes no larger numbers and no more rounds.
+MAX_FIGURE, MAX_ROUNDS = 1e30, 10**9
 
 
 class ClientLine(TypedDict, total=False):
@@ -67,7 +65,7 @@ class RelationLine(TypedDict, total=False):
 
 
 def _make_round_line() -> Any:
-    """A line of rounds.jsonl: the flat fields of a record with their types."""
+    """The type of a line of rounds.jsonl: the flat fields of a record."""
     types: dict[str, Any] = get_type_hints(RoundRecord)
     for group in GROUPS.values():
         types |= get_type_hints(group)
@@ -76,37 +74,31 @@ def _make_round_line() -> Any:
     return make_table("RoundLine", {**columns, "t": Required[int]}, total=False)
 
 
-RECORD, COST, RELATION = (
-    TypeAdapter(_make_round_line()),
-    TypeAdapter(ClientLine),
-    TypeAdapter(RelationLine),
-)
+ROUND_LINE = TypeAdapter(_make_round_line())
+CLIENT_LINE = TypeAdapter(ClientLine)
+RELATION_LINE = TypeAdapter(RelationLine)
 
 
 def read_runs(folders: Sequence[Path | str]) -> list[RecordedRun]:
-    """Every run in the folders: each a run, a folder of seeds, or a folder of recipes with
+    """Every run in the folders. Each is a run, a folder of seeds, or a folder of recipes with
     seeds.
     """
-    found: dict[Path, RecordedRun] = {}
+    runs: dict[Path, RecordedRun] = {}
     for folder in map(Path, folders):
         if not os.path.exists(folder):
+            raise BadInput(f"{folder} does not exist; give a run directory (flrce run --out)")
+        paths = sorted(run_folders(folder, 2), key=_natural_sort_key)
+        if not paths:
             raise BadInput(
-                f"{folder} does not exist; give a run directory, as `flrce run --out` makes it"
+                f"{folder} is not a run: neither it nor its folders have a rounds.jsonl; give a run"
+                " directory (flrce run --out)"
             )
-        inside = sorted(run_folders(folder, 2), key=_natural_sort_key)
-        if not inside:
-            raise BadInput(
-                f"{folder} is no run: it holds no rounds.jsonl, nor do its folders; give what --out"
-                " named"
-            )
-        found |= {path.resolve(): read_run(path) for path in inside if path.resolve() not in found}
-    return list(found.values())
+        runs |= {path.resolve(): read_run(path) for path in paths if path.resolve() not in runs}
+    return list(runs.values())
 
 
 def run_folders(place: Path, depth: int) -> set[Path]:
-    """Folders at or below a place that hold a run's rounds, or the seal of one whose rounds are
-    gone.
-    """
+    """Folders at most `depth` levels below `place` that have the rounds or the seal of a run."""
     names = [
         f"{'*/' * level}{name}"
         for level in range(depth + 1)
@@ -128,8 +120,8 @@ def read_single_run(folder: Path | str) -> RecordedRun:
 
 
 def read_run(folder: Path) -> RecordedRun:
-    """One run directory, checked against its seal, or its last commit where it has none; half a
-    line is left out.
+    """One run directory, checked against its seal or its last commit. An incomplete last line is
+    skipped.
     """
     try:
         marks, is_sealed = known_marks(folder)
@@ -150,72 +142,67 @@ def read_run(folder: Path) -> RecordedRun:
     except BadInput:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as why:
-        said = format_one_line(
-            why.errors()[0]["msg"] if isinstance(why, ValidationError) else why, 200
-        )
-        raise BadInput(f"{folder} is no readable run: {said}; was it changed by hand?") from why
+        reason = why.errors()[0]["msg"] if isinstance(why, ValidationError) else why
+        raise BadInput(
+            f"{folder} cannot be read as a run: {format_one_line(reason, 200)}; was it edited?"
+        ) from why
 
 
 @contextmanager
 def explain_damaged_runs(runs: Sequence[RecordedRun]) -> Iterator[None]:
-    """What no seal vouches for may hold anything: whatever a report stumbles over is one line, not
-    a traceback.
-    """
+    """Turn any error of a report on unsealed runs, which may have any contents, into BadInput."""
     try:
         yield
     except (BadInput, OSError):
         raise
     except Exception as why:
-        loose = [run.folder for run in runs if not run.sealed]
-        if not loose:
+        unsealed = [run.folder for run in runs if not run.sealed]
+        if not unsealed:
             raise
-        said = f"{type(why).__name__}: {format_one_line(why, 100)}"
-        raise BadInput(
-            f"{loose[0]} holds figures that make no sense ({said}); was it changed by hand?"
-        ) from why
+        reason = f"{type(why).__name__}: {format_one_line(why, 100)}"
+        raise BadInput(f"{unsealed[0]} has invalid figures ({reason}); was it edited?") from why
 
 
 def _validate_run(run: RecordedRun) -> None:
-    """ValueError where a table would grow with a number that somebody wrote, not with what the run
-    was.
-    """
+    """Raise ValueError if a number in the files would make a table larger than the run was."""
     if not isinstance(run.experiment.get("recipe", {}), Mapping):
         raise ValueError("experiment.toml names no recipe")
     names = run.partition.get("clients", ())
     if not isinstance(names, list | tuple):
         raise ValueError("partition.json lists no clients")
-    most = len(names) + len({client for h in run.rounds for client in h.chosen})
+    max_rows = len(names) + len({client for h in run.rounds for client in h.chosen})
     for relation in run.relations:
-        if any(k >= most for k in relation.k):
-            raise ValueError(f"relations.jsonl names row {max(relation.k)} of {most} clients")
+        if any(k >= max_rows for k in relation.k):
+            raise ValueError(f"relations.jsonl names row {max(relation.k)} of {max_rows} clients")
 
 
 def validate_round_line(row: Mapping[str, Any]) -> RoundRecord:
-    """A round's line with every figure of its type, and within bounds."""
-    known = RECORD.validate_python({key: value for key, value in row.items() if value is not None})
-    found = RoundRecord(**known)
-    figures = [value for value in known.values() if isinstance(value, int | float)]
-    seen = found.evaluation
-    figures += [value for value in (*seen.holdouts, *seen.held) if value is not None]
-    figures += (*found.costs.other.values(), *found.figures.values())
-    if not 0 <= found.t <= MOST_ROUNDS or any(abs(value) > MOST for value in figures):
+    """The record of a round's line; ValueError for a wrong type or a number out of bounds."""
+    values = ROUND_LINE.validate_python(
+        {key: value for key, value in row.items() if value is not None}
+    )
+    record = RoundRecord(**values)
+    figures = [value for value in values.values() if isinstance(value, int | float)]
+    evaluation = record.evaluation
+    figures += [x for x in (*evaluation.holdouts, *evaluation.held) if x is not None]
+    figures += (*record.costs.other.values(), *record.figures.values())
+    if not 0 <= record.t <= MAX_ROUNDS or any(abs(value) > MAX_FIGURE for value in figures):
         raise ValueError(
-            f"rounds.jsonl has a figure beyond all bounds in round {format_one_line(found.t, 20)}"
+            f"rounds.jsonl has a number out of bounds in round {format_one_line(record.t, 20)}"
         )
-    for name in found.costs.other:
+    for name in record.costs.other:
         add_cost_row(name)
-    return found
+    return record
 
 
 def _validate_client_line(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A client's line of a round."""
-    COST.validate_python({key: value for key, value in row.items() if value is not None})
+    CLIENT_LINE.validate_python({key: value for key, value in row.items() if value is not None})
     return row
 
 
 def _parse_relation(row: Mapping[str, Any]) -> RelationChange:
-    found = RELATION.validate_python(row)
-    k, H, packed = found["k"], found["H"], found.get("Omega")
+    line = RELATION_LINE.validate_python(row)
+    k, H, packed = line["k"], line["H"], line.get("Omega")
     if len(H) != len(k):
         raise ValueError(f"relations.jsonl has {len(H)} sums for {len(k)} rows")
     Omega = (
@@ -225,7 +212,7 @@ def _parse_relation(row: Mapping[str, Any]) -> RelationChange:
         Omega = Omega.reshape(len(k), -1)
         if Omega.shape[1] > MAX_MAPPED_CLIENTS:
             raise ValueError(f"relations.jsonl has a map of {Omega.shape[1]} clients")
-    return RelationChange(found["t"], tuple(k), tuple(H), Omega)
+    return RelationChange(line["t"], tuple(k), tuple(H), Omega)
 
 
 def read_settings(folder: Path, marks: FileMarks) -> dict[str, Any]:
@@ -241,22 +228,22 @@ def _read_lines(path: Path, marks: FileMarks) -> Iterator[dict[str, Any]]:
 
 
 def parse_lines(lines: Iterable[bytes], name: str) -> Iterator[dict[str, Any]]:
-    """Whole lines of a file as tables."""
+    """Complete lines of a file as tables."""
     for line in lines:
         if line.strip():
             row = json.loads(line)
             if not isinstance(row, dict):
-                raise ValueError(f"{name} has a line that is no table")
+                raise ValueError(f"{name} has a line that is not a table")
             yield row
 
 
 def _read_json(path: Path, marks: FileMarks) -> dict[str, Any]:
-    there = os.path.lexists(path) or path.name in marks
-    return parse_document(read_sealed_file(path, marks), path) if there else {}
+    exists = os.path.lexists(path) or path.name in marks
+    return parse_document(read_sealed_file(path, marks), path) if exists else {}
 
 
 def _natural_sort_key(path: Path) -> tuple[Any, ...]:
-    """seed-2 before seed-10."""
+    """Sorts seed-2 before seed-10."""
     return tuple(
         tuple((int(s) if s.isdigit() else -1, s) for s in name.split("-")) for name in path.parts
     )

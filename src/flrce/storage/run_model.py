@@ -1,4 +1,4 @@
-"""The model of a run directory: its tensors, and model.json, which says how samples reach it."""
+"""The model of a run directory: its tensors, and model.json with the preprocessing."""
 
 import json
 import os
@@ -25,8 +25,8 @@ from flrce.storage.seal import (
 
 
 def write_model_card(folder: Path, samples: Mapping[str, Any], given_network: str = "") -> None:
-    """Write model.json: the form of `samples`, and the class of a network that came from Python,
-    which the experiment file cannot rebuild.
+    """Write model.json: the preprocessing of samples, and the class of a network from Python, which
+    the experiment file cannot build.
     """
     card = {"schema": 1, "samples": samples, "given_network": given_network}
     with explain_write_errors(folder):
@@ -34,33 +34,31 @@ def write_model_card(folder: Path, samples: Mapping[str, Any], given_network: st
 
 
 def read_model_card(run: Path, marks: FileMarks) -> dict[str, Any] | None:
-    """The contents of model.json; None in a run of an earlier version."""
+    """The contents of model.json; None if an earlier version made the run."""
     data = read_sealed_file(run / MODEL_FILE, marks)
     return parse_document(data, run / MODEL_FILE) if data else None
 
 
 def read_model_marks(run: Path, last: bool) -> FileMarks:
-    """The hashes of a run's files; BadInput where the run has no model, or no hashes to check it
-    by.
-    """
+    """The marks of a run's files. BadInput if the run has no model or no seal."""
     marks = read_seal(run)
     names = ("last.safetensors", "model.safetensors") if last else ("model.safetensors",)
     if not any(os.path.lexists(run / name) or name in marks for name in names):
         raise BadInput(
-            f"{run} has no model yet: it is written when the run ends or is interrupted; resume it"
+            f"{run} has no model yet; it is written when the run ends or is interrupted: resume it"
             " with --resume"
         )
     if not marks:
         raise BadInput(
-            f"{run} has no {SEAL_FILE} to check its weights by; flrce run --out {run} --resume"
-            " writes it"
+            f"{run} has no {SEAL_FILE}, so its weights cannot be checked; flrce run --out {run}"
+            " --resume writes it"
         )
     refuse_unlisted(run, marks)
     return marks
 
 
 def load_run_tensors(run: Path, last: bool, marks: FileMarks) -> dict[str, Tensor]:
-    """The tensors of the final model, or of the `last` one where that is another."""
+    """The tensors of the final model, or of the last one if `last` is set and they differ."""
     name = "last.safetensors" if last and "last.safetensors" in marks else "model.safetensors"
     path, size = run / name, marks.get(name, {"bytes": 0})["bytes"]
     try:
@@ -68,5 +66,5 @@ def load_run_tensors(run: Path, last: bool, marks: FileMarks) -> dict[str, Tenso
     except SafetensorError as why:
         raise BadInput(
             f"{path} cannot be read ({format_one_line(why, 80)}); restore it (flrce verify {run}"
-            " checks all)"
+            " checks all files)"
         ) from why

@@ -1,6 +1,5 @@
-"""What a user should know about a run beyond its figures: a training that diverged, a model that
-learnt nothing, a rule that could not act, an average that lags. Pure functions of the record and of
-the label counts.
+"""Notes about a run: training that diverged, a model that learnt nothing, a stop rule that could
+not act, an average that lags. Pure functions of the record and of the label counts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,17 +13,17 @@ from flrce.methods.aggregation.related_mean import MIN_CLIENTS_PER_KIN, RelatedM
 from flrce.methods.selection.turns import RoundRobinSelector
 from flrce.storage.metric_format import SHARES, format_metric_value
 
-# what the gate says of replies that have diverged
+# phrases of the gate about replies that have diverged
 DIVERGENCE_PHRASES = ("not finite", "malformed: loss", "is beyond")
-DIVERGED_LOSS_RATIO = 1e3  # times its first value: a loss that is lost
-MAX_CHANCE_RATIO = 1.15  # times what guessing gets
-MAJORITY_TOLERANCE = 0.005  # of what a constant prediction gets, where the metric is a share
-MIN_RISE_OVER_BASELINE = 0.01  # likewise of its score, of other metrics
+DIVERGED_LOSS_RATIO = 1e3  # in multiples of its first value
+MAX_CHANCE_RATIO = 1.15  # in multiples of chance
+MAJORITY_TOLERANCE = 0.005  # above a constant prediction, if the metric is a share
+MIN_RISE_OVER_BASELINE = 0.01  # relative, for other metrics
 LEARNING_REMEDY = (
     "train for longer, change train.lr or the model, or scale the features (data.standardise)"
 )
-MAX_AVERAGE_LAG = 0.01  # by which the final model may be worse than the last one
-MAX_RELATIVE_LAG = 0.02  # likewise of the last one's, where the metric is no share
+MAX_AVERAGE_LAG = 0.01  # of the final model behind the last one
+MAX_RELATIVE_LAG = 0.02  # relative, if the metric is not a share
 
 
 def list_run_notes(
@@ -35,37 +34,34 @@ def list_run_notes(
     eval_every: int = 1,
     sweep: float | None = None,
 ) -> tuple[str, ...]:
-    """Every note about a run, the gravest first."""
-    late = explain_unreachable_rule(stop, T, eval_every, sweep)
-    found = [
+    """Every note about a run, the most serious first."""
+    notes = [
         explain_divergence(history),
         explain_unknown_metric(history, partition, eval_every),
         explain_no_learning(history, partition),
         explain_lagging_average(history),
-        late,
+        explain_unreachable_rule(stop, T, eval_every, sweep),
     ]
-    return tuple(note for note in found if note)
+    return tuple(note for note in notes if note)
 
 
 def explain_divergence(history: Sequence[RoundRecord]) -> str:
-    """The first round in which losses or updates went to infinity, and what to do; "" where none
-    did.
-    """
+    """The first round in which losses or updates diverged, and what to do; "" if none did."""
     for h in history:
-        if what := refused_updates(h) or lost_loss(h, history):
+        if what := describe_diverged_updates(h) or describe_diverged_loss(h, history):
             return _suggest_remedy(what, h)
     return ""
 
 
 def ended_diverged(history: Sequence[RoundRecord]) -> str:
-    """The same where it decided the end: the last evaluation is lost, or rounds were given up for
-    diverged updates.
+    """The same if it decided the end of the run: the last evaluation diverged, or rounds were
+    abandoned because updates did.
     """
     if not history:
         return ""
     if history[-1].outcome == "abandoned" and history[-1].stop:
-        return _suggest_remedy(refused_updates(history[-1]), history[-1])
-    judged = next(
+        return _suggest_remedy(describe_diverged_updates(history[-1]), history[-1])
+    evaluated = next(
         (
             h
             for h in reversed(history)
@@ -73,20 +69,23 @@ def ended_diverged(history: Sequence[RoundRecord]) -> str:
         ),
         None,
     )
-    return "" if judged is None else _suggest_remedy(lost_loss(judged, history), judged)
+    if evaluated is None:
+        return ""
+    return _suggest_remedy(describe_diverged_loss(evaluated, history), evaluated)
 
 
-def refused_updates(h: RoundRecord) -> str:
-    """Whether half of a round's updates or more had diverged."""
-    lost = sum(any(word in reason for word in DIVERGENCE_PHRASES) for reason in h.rejected.values())
-    many = lost and 2 * lost >= len(h.chosen)
-    return f"the training of {lost} of {len(h.chosen)} clients diverged" if many else ""
+def describe_diverged_updates(h: RoundRecord) -> str:
+    """Says so if at least half of a round's updates diverged."""
+    diverged = sum(
+        any(word in reason for word in DIVERGENCE_PHRASES) for reason in h.rejected.values()
+    )
+    if not diverged or 2 * diverged < len(h.chosen):
+        return ""
+    return f"the training of {diverged} of {len(h.chosen)} clients diverged"
 
 
-def lost_loss(h: RoundRecord, history: Sequence[RoundRecord]) -> str:
-    """Whether a round's evaluation found a loss that is infinite, or far beyond that of the first
-    evaluation.
-    """
+def describe_diverged_loss(h: RoundRecord, history: Sequence[RoundRecord]) -> str:
+    """Says so if a round's loss is infinite or much larger than the first one."""
     first = next(
         (other.evaluation.loss for other in history if other.evaluation.loss is not None), 1.0
     )
@@ -104,52 +103,49 @@ def lost_loss(h: RoundRecord, history: Sequence[RoundRecord]) -> str:
 
 
 def _suggest_remedy(what: str, h: RoundRecord) -> str:
-    remedy = "lower train.lr, or scale the features (data.standardise) or the values to be learnt"
+    remedy = "lower train.lr, or scale the features (data.standardise) or the target values"
     return f"{what} in round {h.t}: {remedy}" if what else ""
 
 
 def explain_unknown_metric(
     history: Sequence[RoundRecord], partition: Mapping[str, Any], eval_every: int
 ) -> str:
-    """Whether samples were held back and judged, and the metric is not known of any client's."""
-    judged = [h for h in history if h.outcome == "committed" and h.t % eval_every == 0]
+    """Says so if hold-outs were evaluated, but the metric is defined on none of them."""
+    evaluated = [h for h in history if h.outcome == "committed" and h.t % eval_every == 0]
     if (
-        not judged
+        not evaluated
         or any(h.last_model_metric is not None for h in history)
         or not sum(partition.get("held") or ())
     ):
         return ""
     return (
-        f"{judged[0].evaluation.metric} is not known of any client's hold-out, so nothing is"
-        " judged: is it defined there (one class has no AUC)? Hold more back (data.holdout), or"
-        " name another metric first"
+        f"{evaluated[0].evaluation.metric} is not defined on any client's hold-out (AUC needs two"
+        " classes); raise data.holdout, or name another metric first"
     )
 
 
 def explain_no_learning(history: Sequence[RoundRecord], partition: Mapping[str, Any]) -> str:
-    """Whether the last evaluation is no better than a constant prediction, or than guessing."""
-    seen = next((h for h in reversed(history) if h.last_model_metric is not None), None)
-    if seen is None:
+    """Says so if the last evaluation is no better than a constant prediction or chance."""
+    evaluated = next((h for h in reversed(history) if h.last_model_metric is not None), None)
+    if evaluated is None:
         return ""
     return (
-        beats_no_constant(seen, partition.get("baseline") or {})
-        or negative_r2(seen)
-        or by_chance(seen, partition)
+        _compare_with_constant(evaluated, partition.get("baseline") or {})
+        or _describe_negative_r2(evaluated)
+        or _compare_with_chance(evaluated, partition)
     )
 
 
-def beats_no_constant(seen: RoundRecord, baseline: Mapping[str, Any]) -> str:
-    """Whether the final model is at or below the score of the most frequent class, or of the mean
-    value.
-    """
-    metric, value = seen.evaluation.metric, seen.final_model_metric
+def _compare_with_constant(h: RoundRecord, baseline: Mapping[str, Any]) -> str:
+    """Says so if the final model is no better than the most frequent class or the mean value."""
+    metric, value = h.evaluation.metric, h.final_model_metric
     constant = (baseline.get("metrics") or {}).get(metric)
     if constant is None or value is None:
         return ""
     margin = (
         MAJORITY_TOLERANCE if metric in (*SHARES, "r2") else MIN_RISE_OVER_BASELINE * abs(constant)
     )
-    if (constant - value if seen.evaluation.lower else value - constant) > margin:
+    if (constant - value if h.evaluation.lower else value - constant) > margin:
         return ""
     return (
         f"{metric_name(metric)} {format_metric_value(metric, value)} is no better than a"
@@ -159,14 +155,14 @@ def beats_no_constant(seen: RoundRecord, baseline: Mapping[str, Any]) -> str:
     )
 
 
-def negative_r2(seen: RoundRecord) -> str:
-    """Whether a model of values is worse than their mean."""
-    found = (
-        {"r2": seen.final_model_metric}
-        if seen.evaluation.metric == "r2"
-        else {**seen.evaluation.metrics, **seen.evaluation.pooled}
+def _describe_negative_r2(h: RoundRecord) -> str:
+    """Says so if a regression is worse than the mean value."""
+    metrics = (
+        {"r2": h.final_model_metric}
+        if h.evaluation.metric == "r2"
+        else {**h.evaluation.metrics, **h.evaluation.pooled}
     )
-    value = found.get("r2")
+    value = metrics.get("r2")
     if value is None or value >= 0:
         return ""
     return (
@@ -175,22 +171,20 @@ def negative_r2(seen: RoundRecord) -> str:
     )
 
 
-def by_chance(seen: RoundRecord, partition: Mapping[str, Any]) -> str:
-    """The same as `beats_no_constant` by the training labels alone, where no baseline was recorded;
-    and chance.
+def _compare_with_chance(h: RoundRecord, partition: Mapping[str, Any]) -> str:
+    """Says so if accuracy is at chance or, without a recorded baseline, at the share of the most
+    frequent training label.
     """
-    labels, classes = (
-        partition.get("labels") or (),
-        [str(name) for name in partition.get("classes", ())],
-    )
+    labels = partition.get("labels") or ()
+    classes = [str(name) for name in partition.get("classes", ())]
     if (
-        seen.evaluation.accuracy_weighted is None
+        h.evaluation.accuracy_weighted is None
         or not labels
         or len(classes) < 2
         or not any(map(sum, labels))
     ):
         return ""
-    accuracy = float(seen.evaluation.accuracy_weighted)
+    accuracy = float(h.evaluation.accuracy_weighted)
     counts = [sum(column) for column in zip(*labels, strict=True)]
     share, name = max(zip((count / sum(counts) for count in counts), classes, strict=True))
     if (
@@ -211,18 +205,15 @@ def by_chance(seen: RoundRecord, partition: Mapping[str, Any]) -> str:
 
 
 def explain_lagging_average(history: Sequence[RoundRecord]) -> str:
-    """Whether the averaged final model is worse than the last one, by the headline
-    metric.
-    """
-    seen = [h for h in history if h.last_model_metric is not None]
-    if not seen or seen[-1].evaluation.averaged is None:
+    """Says so if the averaged final model is worse than the last one."""
+    evaluated = [h for h in history if h.last_model_metric is not None]
+    if not evaluated or evaluated[-1].evaluation.averaged is None:
         return ""
-    metric, last, averaged = (
-        seen[-1].evaluation.metric,
-        float(seen[-1].last_model_metric or 0.0),
-        float(seen[-1].evaluation.averaged or 0.0),
-    )
-    worse = averaged - last if seen[-1].evaluation.lower else last - averaged
+    final = evaluated[-1]
+    metric = final.evaluation.metric
+    last = float(final.last_model_metric or 0.0)
+    averaged = float(final.evaluation.averaged or 0.0)
+    worse = averaged - last if final.evaluation.lower else last - averaged
     if worse <= (MAX_AVERAGE_LAG if metric in SHARES else MAX_RELATIVE_LAG * abs(last)):
         return ""
     what = "" if metric == "accuracy" else f" ({metric})"
@@ -235,8 +226,8 @@ def explain_lagging_average(history: Sequence[RoundRecord]) -> str:
 
 
 def compute_sweep_rounds(recipe: Recipe, M: int) -> float | None:
-    """Rounds in which nobody is heard twice: a sweep where clients take turns; None where they are
-    not asked at all.
+    """Rounds in which no client reports twice: a sweep if clients take turns, else 1; None if they
+    do not report.
     """
     if not recipe.holdouts:
         return None
@@ -246,28 +237,27 @@ def compute_sweep_rounds(recipe: Recipe, M: int) -> float | None:
 def explain_unreachable_rule(
     stop: Any, T: int, eval_every: int = 1, sweep: float | None = None
 ) -> str:
-    """Rules that cannot act within T rounds."""
+    """Says so if a stop rule cannot act within T rounds."""
     for rule in stop.list_rules():
-        at = rule.earliest_round(eval_every, sweep)
-        if at > T:
+        first = rule.earliest_round(eval_every, sweep)
+        if first > T:
             return (
-                f"the stop rule ({type(rule).__name__}) acts from round {at} on, so it cannot end a"
-                f" run of {T} rounds"
+                f"the stop rule {type(rule).__name__} needs {first} rounds, so it cannot end a run"
+                f" of {T}"
             )
     return ""
 
 
 def explain_small_fleet(recipe: Recipe, M: int) -> str:
-    """Whether a fleet is too small for its aggregator to tell who has no kin."""
-    least = (
+    """Says so if there are too few clients for the aggregator to compare them."""
+    min_clients = (
         MIN_CLIENTS_PER_KIN * recipe.aggregator.kin
         if isinstance(recipe.aggregator, RelatedMean)
         else 0
     )
-    if least < M:
+    if min_clients < M:
         return ""
     return (
-        f"the aggregator (related) compares clients once it has heard from more than {least}, and"
-        f" there are {M}: it leaves out copies and zeros, but wrong labels and noise count in full;"
-        " lower its kin"
+        f"the aggregator (related) compares clients only if there are more than {min_clients}, and"
+        f" there are {M}: it rejects copies and zeros, but not wrong labels or noise; lower its kin"
     )

@@ -1,5 +1,5 @@
-"""The hashes of a run's files, written when it ends: whoever reads them later knows that nothing
-has changed.
+"""The seal of a run: the hashes of its files, written when it ends, so that every later change is
+found.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from flrce.storage.limited import (
 )
 
 SEAL_FILE = "checksums.json"
-MODEL_FILE = "model.json"  # how raw samples reach the model, and what its outputs mean
+MODEL_FILE = "model.json"  # preprocessing of raw samples and meaning of the outputs
 SEALED_FILES = (
     "experiment.toml",
     "partition.json",
@@ -37,36 +37,34 @@ SEALED_FILES = (
     "final.json",
     "summary.json",
 )
-# they vouch for the rest of the checkpoint
+# They have the hashes of all other files of the checkpoint.
 MANIFESTS = tuple(f"checkpoint/manifest.{slot}.json" for slot in "ab")
 MAX_SEAL_BYTES = 2**20
 MAX_SETTINGS_BYTES = 2**24  # of experiment.toml
-PARSED = 4  # times its size in memory, at least: a file that is read as a whole
+PARSED_SIZE_RATIO = 4  # memory of a parsed file, at least, in multiples of its size
 
 
 class DamagedRun(BadInput):
-    """A file of a run is not as it was written."""
+    """A file of a run was changed after it was written."""
 
 
 FileMarks = Mapping[str, Mapping[str, Any]]  # file -> bytes, sha256
 
 
 def write_seal(folder: Path, known: FileMarks) -> None:
-    """Write the hashes of every file of a run; `known` are those of the ledgers, as far as they are
-    committed.
-    """
+    """Write the marks of all files of a run. `known` has those of the committed ledgers."""
     names = [name for name in (*SEALED_FILES, *MANIFESTS) if (folder / name).is_file()]
     files = {name: dict(known.get(name) or hash_file(folder / name)) for name in names}
     write_atomically(folder / SEAL_FILE, serialize_marks(files))
 
 
 def serialize_marks(files: FileMarks) -> bytes:
-    """The seal's bytes, its own hash included."""
+    """The bytes of the seal, with its own hash."""
     return json.dumps({"sha256": _hash_marks(files), "files": files}, indent=1).encode()
 
 
 def read_seal(folder: Path) -> FileMarks:
-    """What the files of a finished run hashed to; nothing where it has not ended, or an earlier
+    """The marks of the files of a finished run; empty if the run has not ended, or an earlier
     version wrote it.
     """
     path = folder / SEAL_FILE
@@ -87,20 +85,21 @@ def read_seal(folder: Path) -> FileMarks:
         or data != serialize_marks(files)
     ):
         raise DamagedRun(
-            f"{path} is not as it was written; restore it, or delete it to read the run unchecked"
+            f"{path} was changed after it was written; restore it, or delete it to read the run"
+            " unchecked"
         )
     return files
 
 
 def list_unlisted_files(folder: Path, marks: FileMarks) -> list[str]:
-    """Files of a sealed run that its seal does not know: they were put there later."""
-    # earlier versions left them out
+    """Files of a sealed run that its seal does not list: they were added later."""
+    # Seals of earlier versions list no manifests.
     names = SEALED_FILES if set(marks).isdisjoint(MANIFESTS) else (*SEALED_FILES, *MANIFESTS)
     return [name for name in names if name not in marks and os.path.lexists(folder / name)]
 
 
 def refuse_unlisted(folder: Path, marks: FileMarks) -> None:
-    """BadInput if a file was added to a sealed run."""
+    """Raise BadInput if a file was added to a sealed run."""
     for name in list_unlisted_files(folder, marks):
         raise DamagedRun(
             f"{folder / name} was added after the run ended ({SEAL_FILE} does not list it);"
@@ -109,13 +108,16 @@ def refuse_unlisted(folder: Path, marks: FileMarks) -> None:
 
 
 def read_sealed_file(path: Path, marks: FileMarks, limit: int = MAX_DOCUMENT_BYTES) -> bytes:
-    """A file as it was sealed, BadInput if it is not; as it is, where nothing is known of it; empty
-    if not there.
+    """The bytes of a file, checked against its mark if there is one; empty if it does not exist.
+
+    BadInput if the file does not agree with its mark.
     """
     mark = marks.get(path.name)
     try:
         size = path.lstat().st_size
-        require_memory(PARSED * min(size, limit), str(path), "read it on a larger machine")
+        require_memory(
+            PARSED_SIZE_RATIO * min(size, limit), str(path), "read it on a larger machine"
+        )
         data = read_limited(path, limit)
     except FileNotFoundError:
         data = b""
@@ -123,7 +125,7 @@ def read_sealed_file(path: Path, marks: FileMarks, limit: int = MAX_DOCUMENT_BYT
         raise BadInput(f"{path} cannot be read: {describe_error(why)}") from why
     if mark is None:
         return data
-    data = data[: mark["bytes"]]  # what follows was never committed
+    data = data[: mark["bytes"]]  # the rest was never committed
     if len(data) < mark["bytes"] or (
         mark["sha256"] and hashlib.sha256(data).hexdigest() != mark["sha256"]
     ):
@@ -132,8 +134,8 @@ def read_sealed_file(path: Path, marks: FileMarks, limit: int = MAX_DOCUMENT_BYT
 
 
 def read_lines(path: Path, marks: FileMarks) -> Iterator[bytes]:
-    """Whole lines of a ledger as it was sealed or committed, BadInput if it is not; none if it is
-    not there.
+    """Complete lines of a ledger, checked against its mark if there is one; none if it does not
+    exist. BadInput if the file does not agree with its mark.
     """
     mark = marks.get(path.name)
     length = None if mark is None else mark["bytes"]
@@ -151,30 +153,30 @@ def read_lines(path: Path, marks: FileMarks) -> Iterator[bytes]:
             count, sha256 = hash_prefix(file, length)
             if count < mark["bytes"] or (mark["sha256"] and sha256 != mark["sha256"]):
                 raise DamagedRun(_describe_damage(path))
-        require_memory(PARSED * size, str(path), "read it on a larger machine")
+        require_memory(PARSED_SIZE_RATIO * size, str(path), "read it on a larger machine")
         yield from split_lines(file, length)
 
 
 def find_damaged_files(folder: Path, marks: FileMarks) -> list[str]:
-    """Every file that is not as its mark says, with the reason."""
-    found = []
+    """Every file that does not agree with its mark, with the reason."""
+    problems = []
     for name, mark in marks.items():
         path = folder / name
         try:
-            now, size = hash_file(path, mark["bytes"]), path.stat().st_size
+            actual, size = hash_file(path, mark["bytes"]), path.stat().st_size
         except FileNotFoundError:
-            found.append(f"{name}: missing")
+            problems.append(f"{name}: missing")
             continue
         except OSError as why:
-            found.append(f"{name}: {describe_error(why)}")
+            problems.append(f"{name}: {describe_error(why)}")
             continue
-        if now["bytes"] < mark["bytes"]:
-            found.append(f"{name}: {now['bytes']} bytes, {mark['bytes']} were written")
-        elif mark["sha256"] and now["sha256"] != mark["sha256"]:
-            found.append(f"{name}: its SHA-256 is not that of what was written")
+        if actual["bytes"] < mark["bytes"]:
+            problems.append(f"{name}: {actual['bytes']} bytes, {mark['bytes']} were written")
+        elif mark["sha256"] and actual["sha256"] != mark["sha256"]:
+            problems.append(f"{name}: its SHA-256 is not that of what was written")
         elif size > mark["bytes"]:
-            found.append(f"{name}: {size - mark['bytes']} bytes more than were committed")
-    return found
+            problems.append(f"{name}: {size - mark['bytes']} bytes more than were committed")
+    return problems
 
 
 def read_json_table(path: Path, limit: int = MAX_DOCUMENT_BYTES) -> dict[str, Any]:
@@ -191,19 +193,19 @@ def read_json_table(path: Path, limit: int = MAX_DOCUMENT_BYTES) -> dict[str, An
 def parse_document(data: bytes, path: Path) -> dict[str, Any]:
     """The table in the bytes of a JSON file, or BadInput."""
     try:
-        found = json.loads(data)
+        table = json.loads(data)
     except (ValueError, RecursionError) as why:
         raise BadInput(
             f"{path} cannot be read ({format_one_line(why, 100)}); restore it, or use another --out"
         ) from why
-    if not isinstance(found, dict):
+    if not isinstance(table, dict):
         raise BadInput(f"{path} holds no table; restore it, or use another --out")
-    return found
+    return table
 
 
 def is_mark(value: Any) -> bool:
-    """Whether this is the length and the SHA-256 of a file; the first schema knew some lengths
-    only.
+    """Whether this is the length and the SHA-256 of a file. Schema 1 has some lengths without
+    SHA-256.
     """
     if not isinstance(value, dict) or type(value.get("bytes")) is not int or value["bytes"] < 0:
         return False
@@ -215,12 +217,13 @@ def is_mark(value: Any) -> bool:
 
 def _describe_damage(path: Path) -> str:
     return (
-        f"{path} is not as it was written; restore it (flrce verify {path.parent} checks all files)"
+        f"{path} was changed after it was written; restore it (flrce verify {path.parent} checks"
+        " all files)"
     )
 
 
 def _is_plausible_seal(files: Mapping[str, Any]) -> bool:
-    """Whether these are names of files in a run directory, each with its mark."""
+    """Whether these are names of files of a run directory, each with a mark."""
     return bool(files) and all(
         name in (*SEALED_FILES, *MANIFESTS) and is_mark(mark) for name, mark in files.items()
     )

@@ -1,4 +1,4 @@
-"""A run's settings: what was asked at first and what is asked now, compared value by value."""
+"""Compare the settings of a stored run with those of the experiment that resumes it."""
 
 import hashlib
 import json
@@ -19,12 +19,12 @@ FlatSettings = dict[str, Any]  # "table.key" -> value
 
 
 def parse_settings(experiment: str) -> FlatSettings:
-    """The values of an experiment file; how it is written does not matter."""
+    """The values of an experiment file, independent of its layout."""
     return flatten_tables(tomllib.loads(experiment))
 
 
 def parse_stored_settings(experiment: str) -> FlatSettings:
-    """The same of a run directory, with what its recipe's name meant."""
+    """The same for a stored run, with what its recipe's name meant then."""
     tables = tomllib.loads(experiment)
     recipe = tables.get("recipe")
     if isinstance(recipe, dict):
@@ -32,15 +32,17 @@ def parse_stored_settings(experiment: str) -> FlatSettings:
     return flatten_tables(tables)
 
 
-def select_deciding_settings(found: FlatSettings) -> FlatSettings:
-    """Those on which a run's rounds depend."""
+def select_deciding_settings(settings: FlatSettings) -> FlatSettings:
+    """The settings on which the rounds of a run depend."""
     return {
-        key: value for key, value in found.items() if key not in (*NEUTRAL_SETTINGS, LENGTH_SETTING)
+        key: value
+        for key, value in settings.items()
+        if key not in (*NEUTRAL_SETTINGS, LENGTH_SETTING)
     }
 
 
 def require_same_experiment(path: Path, experiment: str) -> str:
-    """Refuses another experiment than the folder's, or a shorter one; returns the folder's own."""
+    """Raise BadInput for another or a shorter experiment than the stored one; return that one."""
     if not os.path.lexists(path):
         return experiment
     try:
@@ -62,11 +64,11 @@ def require_same_experiment(path: Path, experiment: str) -> str:
 def _require_same_settings(path: Path, old: FlatSettings, new: FlatSettings) -> None:
     changed = [key for key in sorted(old | new) if old.get(key) != new.get(key)]
     if changed:
-        told = "; ".join(
+        differences = "; ".join(
             f"{key} {old.get(key, 'unset')!r} -> {new.get(key, 'unset')!r}" for key in changed[:6]
         )
         raise BadInput(
-            f"{path} differs from this experiment: {told}; undo that, or use another --out"
+            f"{path} differs from this experiment: {differences}; undo that, or use another --out"
         )
 
 
@@ -75,13 +77,13 @@ def _require_enough_rounds(path: Path, new: FlatSettings) -> None:
     done = sum(b'"outcome":"committed"' in line for line in read_lines(rounds, {}))
     if new.get(LENGTH_SETTING, done) < done:
         raise BadInput(
-            f"rounds = {new[LENGTH_SETTING]}: {path.parent} holds {done} already; give at least"
-            " that, or another --out"
+            f"rounds = {new[LENGTH_SETTING]}: {path.parent} already has {done}; set at least"
+            " that many, or use another --out"
         )
 
 
 def fingerprint_experiment(experiment: str) -> str:
-    """Of all that decides a run's rounds."""
+    """The hash of all settings on which the rounds depend."""
     text = json.dumps(
         select_deciding_settings(parse_settings(experiment)), sort_keys=True, default=str
     )
@@ -89,7 +91,7 @@ def fingerprint_experiment(experiment: str) -> str:
 
 
 def fingerprint_experiment_text(experiment: str) -> str:
-    """As version 0.1 wrote it: of the text, its length included. Its runs are gone on with."""
+    """The hash as version 0.1 wrote it: of the text. Its runs can be resumed."""
     lines = [
         line
         for line in experiment.splitlines()
@@ -99,8 +101,8 @@ def fingerprint_experiment_text(experiment: str) -> str:
 
 
 def list_former_fingerprints(*experiments: str) -> set[str]:
-    """Of the same settings as earlier versions wrote them: without a preset of `flrce`, which was
-    then "default", and as text.
+    """Fingerprints of the same settings in earlier versions: without the preset of `flrce`, and of
+    the text.
     """
     texts = [*experiments, *(text.replace(DEFAULT_PRESET_LINE, "") for text in experiments)]
     makers = (fingerprint_experiment, fingerprint_experiment_text)
@@ -108,7 +110,7 @@ def list_former_fingerprints(*experiments: str) -> set[str]:
 
 
 def require_same_data(path: Path, partition: Mapping[str, Any]) -> None:
-    """Refuses other data than the folder's."""
+    """Raise BadInput for other data than those of the stored run."""
     if not path.exists():
         return
     old, new = read_json_table(path), json.loads(json.dumps(partition))
@@ -126,11 +128,11 @@ def require_same_data(path: Path, partition: Mapping[str, Any]) -> None:
 
 def flatten_tables(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested tables as {"a.b": value}."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, value in tables.items():
-        found |= (
+        flat |= (
             flatten_tables(value, f"{prefix}{key}.")
             if isinstance(value, Mapping)
             else {prefix + key: value}
         )
-    return found
+    return flat

@@ -1,15 +1,15 @@
-"""State as named tensors and plain data, and back to the same bits and types.
+"""Convert a State to named tensors and plain data, and back to the same bits and types.
 
-A piece's state is a dataclass; its fields are written by what they are, a state of any other kind
-as one value:
+The state of a piece is usually a dataclass, written field by field; any other state is written as
+one
+value:
 
 - tensors with metadata "rows" are tables over clients ("square": over pairs). Of a table marked
-  "trained", only the
-  rows of clients that had a task in the round are written: the piece promises to change no others.
-  Of any other table the rows that changed are found, and written;
+  "trained", only the rows of clients with a task in the round are written: the piece promises to
+  change no others. Of any other table, the changed rows are found by comparison;
 - dict[int, Tensor] with metadata "rounds" are tables by round whose entries never change: each is
   written once;
-- other tensors are written whole, and all else as `state_values` encodes it.
+- other tensors are written completely, and all other values as `state_values` encodes them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,72 +32,72 @@ from flrce.errors import BadInput
 from flrce.storage.tensor_file import SAFETENSORS_DTYPES, TableRows
 
 NamedTensors = dict[str, Tensor]
-TRAINED = "trained"  # metadata "rows" of a table of which only rows of clients with a task change
-# how an entry that is no plain number or text says what it is
+TRAINED = "trained"  # metadata "rows": only rows of clients with a task change
+# tags of entries that are not plain numbers or text
 VALUE, TABLE, CLASS = ("$value", "$table", "$class")
-ROWS_OF = "k/"  # before a table's name: numbers of the rows that a file has of it
+ROWS_OF = "k/"  # prefix of a table's name: the row numbers that a file has of it
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What one commit adds to the disk."""
+    """The data that one commit writes."""
 
-    whole: NamedTensors  # the model and what is small
-    # table -> (changed, ...) rows, `k` their numbers, and what those clients keep
+    whole: NamedTensors  # the model and small tensors
+    # table -> (changed, ...) rows; `k`: their numbers; and the state of those clients
     rows: dict[str, Tensor | TableRows]
     rounds: NamedTensors  # "table/round" -> every entry of the tables by round
     scalars: dict[str, Any]  # "role.field" -> plain data
-    # tables of which the changed rows are to be found
+    # tables whose changed rows are found by comparison
     tables: NamedTensors = field(default_factory=dict)
 
 
 def take_snapshot(state: State, changed_rows: Sequence[int]) -> Snapshot:
-    """The parts of a state to write; `changed_rows` are those to store."""
-    found = Snapshot({"w": state.w}, {}, {}, {})
+    """The parts of a state to write; `changed_rows` are the rows of clients to write."""
+    shot = Snapshot({"w": state.w}, {}, {}, {})
     index = torch.tensor(changed_rows, dtype=torch.long)
     for role, piece_state in state.server_state.items():
         if not is_dataclass(piece_state):
-            found.scalars[role] = _encode_entry(role, piece_state, found.whole)
+            shot.scalars[role] = _encode_entry(role, piece_state, shot.whole)
             continue
         if find_class(_type_name(piece_state)) and not type(piece_state).__module__.startswith(
             "flrce."
         ):
-            found.scalars[role] = {CLASS: _type_name(piece_state)}
+            shot.scalars[role] = {CLASS: _type_name(piece_state)}
         for f in list_fields(piece_state):
             _take_field(
-                f"{role}.{f.name}", getattr(piece_state, f.name), f.metadata, changed_rows, found
+                f"{role}.{f.name}", getattr(piece_state, f.name), f.metadata, changed_rows, shot
             )
     for k in changed_rows:
         for name, tensor in state.client_states.get(state.roster[k], {}).items():
-            found.rows[f"carry/{k}/{name}"] = tensor
-    found.rows["k"] = index
-    return found
+            shot.rows[f"carry/{k}/{name}"] = tensor
+    shot.rows["k"] = index
+    return shot
 
 
 def _take_field(
-    key: str, value: Any, metadata: Mapping[str, Any], changed_rows: Sequence[int], found: Snapshot
+    key: str, value: Any, metadata: Mapping[str, Any], changed_rows: Sequence[int], shot: Snapshot
 ) -> None:
-    """One field of a piece's state, put where it belongs."""
+    """Add one field of a piece's state to the snapshot."""
     writable, rows = (
         isinstance(value, Tensor) and value.dtype in SAFETENSORS_DTYPES,
         metadata.get("rows"),
     )
     if writable and rows == TRAINED:
-        found.rows[key] = TableRows(value, tuple(changed_rows))
+        shot.rows[key] = TableRows(value, tuple(changed_rows))
     elif writable and rows and value.is_contiguous() and value.dim() and len(value):
-        found.tables[key], found.scalars[key] = value, {TABLE: len(value)}
+        shot.tables[key], shot.scalars[key] = value, {TABLE: len(value)}
     elif writable and not rows and value.is_contiguous():
-        found.whole[key] = value
+        shot.whole[key] = value
     elif metadata.get("rounds"):
-        found.rounds.update({f"{key}/{r}": tensor for r, tensor in value.items()})
+        shot.rounds.update({f"{key}/{r}": tensor for r, tensor in value.items()})
     elif metadata.get("plain"):
-        found.scalars[key] = value
+        shot.scalars[key] = value
     else:
-        found.scalars[key] = _encode_entry(key, value, found.whole)
+        shot.scalars[key] = _encode_entry(key, value, shot.whole)
 
 
 def _encode_entry(key: str, value: Any, whole: NamedTensors) -> Any:
-    """A value as plain data; its tensors join the small ones under names of their own."""
+    """Encode a value as plain data. Its tensors are added to `whole`."""
     count = 0
 
     def put_tensor(tensor: Tensor) -> str:
@@ -121,7 +121,7 @@ def _type_name(state: Any) -> str:
 
 @dataclass
 class StateAssembly:
-    """A state put together again from its files, the newest rows first."""
+    """Builds a state from its files, which are added newest first."""
 
     start: State  # the initial state of the same recipe
     roster: tuple[str, ...]
@@ -129,8 +129,10 @@ class StateAssembly:
     owner: dict[int, str] = field(default_factory=dict)  # row -> file that holds its newest version
     tables: NamedTensors = field(default_factory=dict)
     client_states: dict[str, NamedTensors] = field(default_factory=dict)
-    found: NamedTensors = field(default_factory=dict)  # tables whose changed rows were written
-    owners: dict[str, dict[int, str]] = field(default_factory=dict)  # table of those -> as `owner`
+    found: NamedTensors = field(default_factory=dict)  # tables found by comparison
+    owners: dict[str, dict[int, str]] = field(
+        default_factory=dict
+    )  # table of `found` -> as `owner`
 
     def __post_init__(self) -> None:
         self.owners = {
@@ -140,7 +142,7 @@ class StateAssembly:
         }
         for role, state in self.start.server_state.items():
             if self.scalars.get(role, {CLASS: _type_name(state)}) != {CLASS: _type_name(state)}:
-                continue  # it is something else now
+                continue  # another class now
             for f in list_fields(state):
                 key, template = f"{role}.{f.name}", getattr(state, f.name)
                 if (
@@ -148,13 +150,13 @@ class StateAssembly:
                     and isinstance(template, Tensor)
                     and key not in self.scalars
                 ):
-                    square = bool(f.metadata.get("square"))  # a table may be left out
+                    square = bool(f.metadata.get("square"))  # a table may be absent
                     self.tables[key] = _make_blank_table(
                         template, len(self.roster), square, f.metadata
                     )
 
     def add_rows(self, file: str, tensors: Mapping[str, Tensor]) -> None:
-        """Place the rows of one file that no newer file holds."""
+        """Add the rows of one file that no newer file has."""
         for key in self.owners:
             self._add_changed(key, file, tensors)
         for i, k in enumerate(tensors["k"].tolist() if "k" in tensors else ()):
@@ -162,27 +164,26 @@ class StateAssembly:
                 continue
             self.owner[k] = file
             for key, table in self.tables.items():
-                if key not in tensors:  # the file is whole: its hash was checked
+                if key not in tensors:  # the file is complete: its hash was checked
                     raise BadInput(
-                        f"the checkpoint has no table {key!r}: another version made this recipe of"
-                        " other pieces; finish the run with that version, or use another --out"
+                        f"the checkpoint has no table {key!r}: in the version that wrote it,"
+                        " this recipe had other pieces; finish the run with that version, or use"
+                        " another --out"
                     )
                 row = tensors[key][i]
-                # a square table's row may have grown since
+                # rows of a square table may have become longer
                 table[(k, *(slice(size) for size in row.shape))] = row
             prefix = f"carry/{k}/"
-            kept = {
+            client_state = {
                 name.removeprefix(prefix): x.clone()
                 for name, x in tensors.items()
                 if name.startswith(prefix)
             }
-            if kept:
-                self.client_states[self.roster[k]] = kept
+            if client_state:
+                self.client_states[self.roster[k]] = client_state
 
     def _add_changed(self, key: str, file: str, tensors: Mapping[str, Tensor]) -> None:
-        """The same of a table whose changed rows were written: where its type or shape changed, all
-        of them were.
-        """
+        """The same for a table of `found`. If its type or shape changed, all its rows are newer."""
         if key not in tensors or ROWS_OF + key not in tensors:
             return
         rows, owner, count = tensors[key], self.owners[key], int(self.scalars[key][TABLE])
@@ -199,7 +200,7 @@ class StateAssembly:
             owner.update(dict.fromkeys(k, file))
 
     def build_state(self, t: int, attempt: int, whole: NamedTensors, rounds: NamedTensors) -> State:
-        """The state; history is the ledger's to add."""
+        """The state without its history, which the ledger adds."""
         state = {
             role: self._restore_state(role, start, whole, rounds)
             for role, start in self.start.server_state.items()
@@ -209,7 +210,7 @@ class StateAssembly:
     def _restore_state(
         self, role: str, start: Any, whole: NamedTensors, rounds: NamedTensors
     ) -> Any:
-        """What one piece remembered."""
+        """The state of one piece."""
         entry = self.scalars.get(role)
         kind = type(start)
         if isinstance(entry, dict) and CLASS in entry:
@@ -217,7 +218,7 @@ class StateAssembly:
         elif role in self.scalars:
             return self._restore_value(entry, role, whole)
         if not is_dataclass(kind):
-            return start  # what an older version did not remember starts here
+            return start  # an older version stored none
         values = {
             f.name: self._restore_field(f"{role}.{f.name}", f, start, whole, rounds)
             for f in fields(kind)
@@ -242,7 +243,7 @@ class StateAssembly:
             return whole[key]
         if isinstance(template, dict) or f.metadata.get("rounds"):
             return _select_round_entries(key, rounds)
-        return template  # what an older version did not remember starts here
+        return template  # an older version stored none
 
     def _restore_value(self, entry: Any, key: str, whole: NamedTensors) -> Any:
         if not isinstance(entry, dict):
@@ -255,28 +256,25 @@ class StateAssembly:
 
 
 def _select_round_entries(key: str, rounds: Mapping[str, Tensor]) -> dict[int, Tensor]:
-    """The entries of one table, oldest first, as the piece itself entered them."""
-    mine = {
+    """The entries of one table by round, oldest first."""
+    entries = {
         int(name.rpartition("/")[2]): x for name, x in rounds.items() if name.startswith(f"{key}/")
     }
-    return dict(sorted(mine.items()))
+    return dict(sorted(entries.items()))
 
 
 def _make_blank_table(
     template: Tensor, M: int, square: bool, metadata: Mapping[str, Any]
 ) -> Tensor:
-    """A table of M rows as they are before they are first written."""
-    # where the piece does not say
-    same = float(template[0]) if template.numel() and template.dim() == 1 else 0.0
+    """A table of M rows with their initial value."""
+    default = float(template[0]) if template.numel() and template.dim() == 1 else 0.0
     return template.new_full(
-        (M, M) if square else (M, *template.shape[1:]), metadata.get("fill", same)
+        (M, M) if square else (M, *template.shape[1:]), metadata.get("fill", default)
     )
 
 
 def _restore_plain_value(template: Any, value: Any) -> Any:
-    """Plain data as JSON gave it back; lists and dicts, which were not described, in the template's
-    type.
-    """
+    """Plain data from JSON. Lists and dicts without a tag get the type of the template."""
     if not isinstance(value, list | dict):
         return value
     if template is None:

@@ -1,4 +1,4 @@
-"""A run as its folder tells it: settings, rounds, costs, the map, and what follows from them."""
+"""RecordedRun: the settings, rounds, costs and relationship map of a run directory."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -27,7 +27,7 @@ class RelationChange:
     t: int
     k: tuple[int, ...]
     H: tuple[float, ...]
-    Omega: Int8Matrix | None  # (P, M) int8, value * 127; None for fleets too large to keep it
+    Omega: Int8Matrix | None  # (P, M) int8, value * 127; None for large fleets
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,9 +40,9 @@ class RecordedRun:
     costs: tuple[Mapping[str, Any], ...]  # lines of clients.jsonl
     partition: Mapping[str, Any]
     relations: tuple[RelationChange, ...]
-    extra: Mapping[str, Any]  # summary.json, where the run got as far as writing one
-    sealed: bool = False  # whether its files are known to be as they were written
-    # how good its model is for each client and each class
+    extra: Mapping[str, Any]  # summary.json, if the run has one
+    sealed: bool = False  # whether hashes of all files were checked
+    # metrics of the final model by client and class
     final: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -59,12 +59,11 @@ class RecordedRun:
 
     @cached_property
     def committed_rounds(self) -> tuple[RoundRecord, ...]:
-        """Committed rounds."""
         return tuple(h for h in self.rounds if h.outcome == "committed")
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """Final figures from the rounds themselves, so that an unfinished run has them too."""
+        """The summary, computed from the rounds, so that unfinished runs have one too."""
         sizes = [
             self.extra.get(key, 0) for key in ("floats_on_the_wire", "parameters", "bytes_base")
         ]
@@ -75,13 +74,13 @@ class RecordedRun:
 
     @cached_property
     def roster(self) -> tuple[str, ...]:
-        """Row -> client. Clients that joined later are known from the rounds that chose them."""
+        """Names of the clients by row. Clients that joined later are known from their rounds."""
         names = dict(enumerate(map(str, self.partition.get("clients", ()))))
         chosen = {h.t: h.chosen for h in self.committed_rounds}
         for relation in self.relations:
             names |= dict(zip(relation.k, chosen.get(relation.t, ()), strict=False))
-        known = set(names.values())
-        late = sorted({c for h in self.rounds for c in h.chosen} - known)
+        joined = {c for h in self.rounds for c in h.chosen} - set(names.values())
+        late = sorted(joined)
         names |= {max(names, default=-1) + 1 + i: client for i, client in enumerate(late)}
         return tuple(names.get(k, f"row {k}") for k in range(max(names, default=-1) + 1))
 
@@ -91,27 +90,25 @@ class RecordedRun:
 
     @cached_property
     def recipe(self) -> Recipe | None:
-        """The recipe as it was run; None where it needs code that is not ours, which reading a
-        folder must not load.
-        """
+        """The recipe of the run; None if it needs user code, which a reader must not import."""
         table = complete_stored_table(self.experiment.get("recipe", {}))
-        if _names_foreign_code(table) or _names_foreign_code(self.experiment.get("train", {})):
+        if _names_user_code(table) or _names_user_code(self.experiment.get("train", {})):
             return None
         try:
             local = {"P": self.P, "rounds": self.experiment.get("rounds")}
             local |= build_local_settings(self.experiment.get("train", {}))
             return compose_recipe(table, local, self.experiment.get("stop", {}))
-        except (BadInput, TypeError):  # written by a version with another catalogue
+        except (BadInput, TypeError):  # of a version with another catalogue
             return None
 
     @cached_property
     def stop_rules(self) -> tuple[Any, ...]:
-        """The stop rules that the run was under."""
+        """The stop rules of the recipe, with those inside other rules."""
         return tuple(_iter_rules(self.recipe.stop)) if self.recipe else ()
 
     @cached_property
     def conflict_rule(self) -> UpdateConflicts | None:
-        """The conflict rule among them."""
+        """The paper's stop rule among them."""
         return next((rule for rule in self.stop_rules if isinstance(rule, UpdateConflicts)), None)
 
     @property
@@ -119,7 +116,7 @@ class RecordedRun:
         return None if self.conflict_rule is None else float(self.conflict_rule.psi)
 
     def count_conflicts(self, h: RoundRecord) -> float:
-        """Conflicting peers as the run's rule counts them."""
+        """Conflicting clients in a round, as the run's stop rule counts them."""
         return (
             h.diagnostics.conflicts
             if self.conflict_rule is None
@@ -128,12 +125,12 @@ class RecordedRun:
 
     @cached_property
     def client_lines(self) -> tuple[tuple[Mapping[str, Any], ...], ...]:
-        """Each record's own lines of clients.jsonl: one per chosen client, in order.
+        """For each record, the lines of clients.jsonl of its selected clients, in order.
 
-        Replies that nobody waited for and questions for losses follow them; an abandoned round is
-        tried again under the same number, so the next record's clients say where its lines begin.
+        Lines of late replies and loss inquiries follow them. An abandoned round is repeated under
+        the same number, so the names of a record's clients show where its lines begin.
         """
-        found, at = [], 0
+        lines, at = [], 0
         for h in self.rounds:
             names = list(h.chosen)
             while at < len(self.costs) and (
@@ -141,22 +138,22 @@ class RecordedRun:
                 or [line["client"] for line in self.costs[at : at + len(names)]] != names
             ):
                 at += 1
-            found.append(self.costs[at : at + len(names)])
+            lines.append(self.costs[at : at + len(names)])
             at += len(names)
-        return tuple(found)
+        return tuple(lines)
 
 
-def _names_foreign_code(value: Any) -> bool:
+def _names_user_code(value: Any) -> bool:
     """Whether a setting names code as "package.module:Class"."""
     if isinstance(value, str):
         return ":" in value
     if isinstance(value, Mapping):
-        return any(map(_names_foreign_code, value.values()))
-    return isinstance(value, list) and any(map(_names_foreign_code, value))
+        return any(map(_names_user_code, value.values()))
+    return isinstance(value, list) and any(map(_names_user_code, value))
 
 
 def _iter_rules(stop: Any) -> Iterator[Any]:
-    """A stop rule and those inside it."""
+    """A stop rule and the rules inside it."""
     yield stop
     for f in fields(stop):
         inner = getattr(stop, f.name)

@@ -1,8 +1,7 @@
-"""Tensors as a safetensors file in pieces: tables of gigabytes are written from where they lie,
-without a copy.
+"""Write tensors as a safetensors file in chunks, so that tables of gigabytes are not copied.
 
-The format: 8 bytes with the length of a JSON header, little-endian; the header, name -> dtype,
-shape and place; values.
+The format: 8 bytes with the length of the header (little-endian); the header in JSON, name ->
+dtype, shape and offsets; the values.
 """
 
 import json
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from flrce.core.payload_bytes import count_value_bytes
 
-# bytes of a row below which rows are gathered first: a write for each would cost more
+# Smaller rows are gathered first: one write for each would be slower.
 MIN_ROW_BYTES = 2**16
 SAFETENSORS_DTYPES = {
     torch.float64: "F64",
@@ -53,23 +52,25 @@ class TableRows:
 
 
 def iter_safetensors_chunks(tensors: Mapping[str, Tensor | TableRows]) -> Iterator[memoryview]:
-    """The file, piece by piece; wide numbers come first, so that all are aligned."""
+    """The chunks of the file. Wide numbers come first, so that all values are aligned."""
     names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
     header, end = {}, 0
     for name in names:
-        start, found = end, tensors[name]
-        end += count_value_bytes(torch.Size(found.shape).numel(), found.dtype)
+        start, tensor = end, tensors[name]
+        end += count_value_bytes(torch.Size(tensor.shape).numel(), tensor.dtype)
         header[name] = {
-            "dtype": SAFETENSORS_DTYPES[found.dtype],
-            "shape": list(found.shape),
+            "dtype": SAFETENSORS_DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
             "data_offsets": [start, end],
         }
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     yield memoryview(len(text).to_bytes(8, "little") + text)
     for name in names:
-        found = tensors[name]
-        yield from found.iter_bytes() if isinstance(found, TableRows) else [_to_memoryview(found)]
+        tensor = tensors[name]
+        yield from (
+            tensor.iter_bytes() if isinstance(tensor, TableRows) else [_to_memoryview(tensor)]
+        )
 
 
 def _to_memoryview(x: Tensor) -> memoryview:
