@@ -138,7 +138,7 @@ def test_deploy_init_overwrites_nothing_and_checks_the_name(tmp_path, capsys):
     assert (tmp_path / "a" / "README.md").read_text() == "mine"
     assert to_package_name("My-Fleet 2") == "my_fleet_2"
     for bad in ("2fleet", "class", "flwr"):
-        with pytest.raises(BadInput, match="no name for a Python package"):
+        with pytest.raises(BadInput, match="not a valid name of a Python package"):
             to_package_name(bad)
 
 

@@ -91,7 +91,7 @@ def test_another_model_is_called_one(make, tmp_path, arrays):
 
 def test_refusals_speak_of_strategies_not_of_the_command_line(make, tmp_path):
     run(make, tmp_path, 3)
-    with pytest.raises(BadInput, match=r"num_rounds = 2: .* or another state folder") as few:
+    with pytest.raises(BadInput, match=r"num_rounds = 2: .* or use another state folder") as few:
         run(make, tmp_path, 2)
     with pytest.raises(BadInput, match="differs") as other:
         FLrce(state=tmp_path, seed=5, psi=1.0).start(LocalGrid(plain_app(), 3), start(), 4)

@@ -199,7 +199,7 @@ def test_a_run_on_flower_can_be_loaded(tmp_path):
 def test_runs_of_earlier_versions_can_be_loaded(tmp_path):
     model = flrce.load(unpack("now-flrce-done", tmp_path))
     assert len(model.predict(np.zeros((3, 1, 8, 8), np.uint8))) == 3
-    with pytest.raises(BadInput, match=r"no checksums\.json to check its weights by"):
+    with pytest.raises(BadInput, match=r"has no checksums\.json, so its weights cannot be checked"):
         flrce.load(unpack("v01-done", tmp_path))
 
 

@@ -191,7 +191,7 @@ def test_the_record_tells_whose_replies_counted_less(tmp_path):
     facts = explain_client(run, rider).facts["doubted"]
     assert facts == [(h.t, h.doubted[rider]) for h in history if rider in h.doubted]
     assert f"{rider} (0)" in explain_round(run, 6).sentences[2]
-    assert "Its reply counted with 0 of its weight." in explain_client(run, rider, 6).sentences
+    assert "Its reply kept 0 of its weight." in explain_client(run, rider, 6).sentences
     believed = next(
         client for client in run.roster if not any(client in h.doubted for h in history)
     )

@@ -171,7 +171,7 @@ def test_a_note_of_every_seed_is_told_once(here, capsys):
     assert main(["run", *more, "--seeds", "0-1", "--out", "d"]) == 0
     said = capsys.readouterr().err
     assert said.count("data.standardise = true helps") == 1
-    assert said.count("cannot end a run of 3 rounds") == 1
+    assert said.count("cannot end a run of 3") == 1
 
 
 def test_a_stopped_run_says_that_it_is_over(here, capsys):

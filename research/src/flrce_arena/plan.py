@@ -41,7 +41,11 @@ LATER_SETTINGS = (
     ("data", "buckets"),
     ("model", "lowrank"),
     ("fleet", "network"),
+    ("fleet", "costs"),
+    ("fleet", "interval"),
 )
+#: removed since: records of then had them, without a value
+REMOVED_SETTINGS = (("fleet", "presence"),)
 PlanEntryName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._+-]{0,59}$")]
 PositiveShare = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 SeedNumber = Annotated[int, Field(ge=0, lt=2**63)]
@@ -293,6 +297,8 @@ class ArenaCell:
         for section, key in LATER_SETTINGS:
             if tables[section][key] is None:
                 del tables[section][key]
+        for section, key in REMOVED_SETTINGS:
+            tables[section][key] = None
         recipe = tables["recipe"]
         if recipe["name"] in PUBLISHED_RECIPES and recipe.get("preset") == "default":
             del recipe["preset"]  # records of before the preset was written down

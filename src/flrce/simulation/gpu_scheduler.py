@@ -42,15 +42,16 @@ DEVICE_LOCK = RLock()
 log = logging.getLogger("flrce")
 
 ClientState = Mapping[str, Tensor]
+EvaluationJob = tuple[Tensor, IndexArray]  # a model and samples
 
 
 @dataclass(eq=False)
 class GpuRequest:
-    """What one slot waits for: tasks trained, or a model evaluated."""
+    """What one slot waits for: tasks trained, or models evaluated."""
 
     tasks: Sequence[PreparedTask] = ()
     client_states: Sequence[ClientState] = ()  # what the client of each task keeps
-    evaluation: tuple[Tensor, IndexArray] | None = None  # model and samples
+    evaluations: Sequence[EvaluationJob] = ()
     answer: Any = None
 
 
@@ -150,7 +151,7 @@ class GpuScheduler:
 
     def _train_requests(self, requests: Sequence[GpuRequest]) -> None:
         for request in requests:
-            request.answer = [None] * len(request.tasks)
+            request.answer = [None] * max(len(request.tasks), len(request.evaluations))
         groups: dict[BatchingKey, list[tuple[GpuRequest, int]]] = {}
         for request in requests:
             for i, task in enumerate(request.tasks):
@@ -206,22 +207,32 @@ class GpuScheduler:
             )
 
     def _evaluate_requests(self, requests: Sequence[GpuRequest]) -> None:
-        asked = [(request, *request.evaluation) for request in requests if request.evaluation]
-        if not asked:
-            return
-        index = np.zeros((len(asked), max(len(own) for _, _, own in asked)), np.int64)
-        for row, (_, _, own) in zip(index, asked, strict=True):
+        """All models that are asked for, those with about as many samples at once."""
+        groups: dict[int, list[tuple[GpuRequest, int]]] = {}
+        for request in requests:
+            for i, (_, index) in enumerate(request.evaluations):
+                groups.setdefault(len(index).bit_length(), []).append((request, i))
+        for _, members in sorted(groups.items()):
+            scores = self._evaluate_models([request.evaluations[i] for request, i in members])
+            for (request, i), found in zip(members, scores, strict=True):
+                request.answer[i] = found
+
+    def _evaluate_models(self, jobs: Sequence[EvaluationJob]) -> list[SampleScores]:
+        """Scores of each job; one after another where memory is short."""
+        index = np.zeros((len(jobs), max(len(own) for _, own in jobs)), np.int64)
+        for row, (_, own) in zip(index, jobs, strict=True):
             row[: len(own)] = own  # the rest is sample 0
         trainer = self.get_batch_trainer(self.runner.all)
         assert isinstance(trainer, ClientBatchTrainer)
-        models = torch.stack([w for _, w, _ in asked])
+        models = [w for w, _ in jobs]
         scores = self._retry_with_less_memory(trainer, partial(trainer.evaluate, models, index))
-        for lane, (request, w, own) in enumerate(asked):
-            if scores is None:
-                request.answer = move_scores_to_host(self.runner.evaluate(w, own))
-            else:
-                lane_scores = {name: x[lane, : len(own)] for name, x in scores.items()}
-                request.answer = move_scores_to_host(lane_scores)
+        if scores is None:
+            return [move_scores_to_host(self.runner.evaluate(w, own)) for w, own in jobs]
+        host = move_scores_to_host(scores)
+        return [
+            {name: x[lane, : len(own)] for name, x in host.items()}
+            for lane, (_, own) in enumerate(jobs)
+        ]
 
     def get_batch_trainer(self, part: ModelPart) -> ClientBatchTrainer | str:
         """The trainer for parts of this shape, or why they cannot be trained together."""

@@ -21,7 +21,12 @@ from flrce.core.types import Payload, RepliesWithTable, Reply
 from flrce.core.update_placement import HOST_PLACEMENT, UpdatePlacement
 from flrce.errors import format_one_line
 from flrce.models.flat import FrozenParameter
-from flrce.simulation.gpu_scheduler import GpuRequest, GpuScheduler, move_scores_to_host
+from flrce.simulation.gpu_scheduler import (
+    EvaluationJob,
+    GpuRequest,
+    GpuScheduler,
+    move_scores_to_host,
+)
 from flrce.simulation.worker_pool import WorkerFailure
 from flrce.simulation.workers import SampleScores, TaskInputs, Workers
 from flrce.training.client import ClientRunner, IndexArray, PreparedTask
@@ -233,15 +238,24 @@ class RunSlot(Workers):
     def score_samples(
         self, w: Tensor, index: IndexArray, own: Tensor | None = None
     ) -> SampleScores:
+        if own is None:
+            return self.score_models([(w, index)])[0]
+        with self.device_lock:
+            return move_scores_to_host(self.scheduler.runner.evaluate(w, index, own))
+
+    def score_models(self, jobs: Sequence[EvaluationJob]) -> list[SampleScores]:
+        if not jobs:
+            return []
         if self.placing.lean:
             with self.device_lock:
-                w = self.copies.get_copy(w)
+                jobs = [(self.copies.get_copy(w), index) for w, index in jobs]
         trainer = self.scheduler.get_batch_trainer(self.runner.all)
-        if isinstance(trainer, str) or self.runner.layout.personal or own is not None:
+        if isinstance(trainer, str) or self.runner.layout.personal:
             with self.device_lock:
-                return move_scores_to_host(self.scheduler.runner.evaluate(w, index, own))
-        request = GpuRequest(evaluation=(w, index))
-        scores: SampleScores = self.scheduler.submit_request(self.number, request)
+                return [move_scores_to_host(self.scheduler.runner.evaluate(*job)) for job in jobs]
+        scores: list[SampleScores] = self.scheduler.submit_request(
+            self.number, GpuRequest(evaluations=jobs)
+        )
         return scores
 
     def close(self) -> None:

@@ -44,6 +44,8 @@ from flrce.training.client import ClientRunner, find_personal_state
 from flrce.training.free_riders import make_free_rider_reply
 from flrce.training.objectives import Classification, Objective
 
+#: a model, samples, and the client of each sample
+ScoringJob = tuple[Tensor, NDArray[np.int64], NDArray[np.int64]]
 MAX_BREAKDOWN_CLIENTS = 100_000  # clients of whom each gets a figure at the end
 
 
@@ -183,8 +185,14 @@ class Simulator(Engine):
         index: NDArray[np.int64],
         rows: NDArray[np.int64],
     ) -> SampleScores:
-        """Numbers of every sample: in one pass, or client by client where some have parameters of
-        their own.
+        """Numbers of every sample; rows: the client of each."""
+        return self._score_models([(w, index, rows)], client_states)[0]
+
+    def _score_models(
+        self, jobs: Sequence[ScoringJob], client_states: ClientStates
+    ) -> list[SampleScores]:
+        """Numbers of every sample of each job: at once, or client by client where some have
+        parameters of their own.
         """
         owns = {
             client: own
@@ -192,15 +200,19 @@ class Simulator(Engine):
             if (own := find_personal_state(kept)) is not None
         }
         if not self.runner.layout.personal and not owns:
-            return self.workers.score_samples(w, index)
-        parts = []
-        for row in np.unique(rows):
-            parts.append(
+            return self.workers.score_models([(w, index) for w, index, _ in jobs])
+        found = []
+        for w, index, rows in jobs:
+            parts = [
                 self.workers.score_samples(
                     w, index[rows == row], owns.get(self.federation.clients[row])
                 )
+                for row in np.unique(rows)
+            ]
+            found.append(
+                {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
             )
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        return found
 
     @property
     def primary_metric(self) -> PrimaryMetric:
@@ -209,47 +221,45 @@ class Simulator(Engine):
     def _evaluate_on_clients(
         self, pending: Sequence[PendingTask], client_states: ClientStates
     ) -> dict[str, ClientEvaluation]:
-        """What each of these clients makes of the model that it starts from on its hold-out;
-        clients with one model in one pass. A figure that is none is left out.
+        """What each of these clients makes of the model that it starts from on its hold-out; a
+        figure that is none is left out.
         """
-        groups: dict[int, list[PendingTask]] = {}
-        for one in pending:
-            groups.setdefault(id(one.w), []).append(one)
+        groups = group_by_identity([one.w for one in pending])
+        jobs = [
+            self._list_holdouts(pending[group[0]].w, [pending[i].task.client for i in group])
+            for group in groups
+        ]
+        head = self.runner.objective.evaluation_metrics[0]
         found: dict[str, ClientEvaluation] = {}
-        for group in groups.values():
-            found |= self._evaluate_on_holdouts(
-                group[0].w, [one.task.client for one in group], client_states
-            )
+        scores = self._score_models(jobs, client_states)
+        for (_, _, rows), numbers in zip(jobs, scores, strict=True):
+            values = compute_client_metrics(head, numbers[head.name], rows).tolist()
+            for row, value in zip(dict.fromkeys(rows.tolist()), values, strict=True):
+                if math.isfinite(value):
+                    held = len(self.federation.held[row])
+                    found[self.federation.clients[row]] = ClientEvaluation(value, held)
         return found
 
-    def _evaluate_on_holdouts(
-        self, w: Tensor, clients: Sequence[str], client_states: ClientStates
-    ) -> dict[str, ClientEvaluation]:
+    def _list_holdouts(self, w: Tensor, clients: Sequence[str]) -> ScoringJob:
+        """w on the hold-outs of these clients."""
         order = sorted(self.federation.client_indices[client] for client in clients)
         held = [self.federation.held[row] for row in order]
-        rows = np.repeat(order, [len(part) for part in held])
-        head = self.runner.objective.evaluation_metrics[0]
-        numbers = self._score_samples(w, client_states, np.concatenate(held), rows)[head.name]
-        figures = zip(
-            order, held, compute_client_metrics(head, numbers, rows).tolist(), strict=True
-        )
-        return {
-            self.federation.clients[row]: ClientEvaluation(value, len(part))
-            for row, part, value in figures
-            if math.isfinite(value)
-        }
+        return w, np.concatenate(held), np.repeat(order, [len(part) for part in held])
 
     def losses(self, models: Sequence[Tensor], clients: Sequence[str]) -> Tensor:
         """Mean loss of each client's model on its training samples."""
         found = torch.zeros(len(clients), dtype=torch.float64)
-        groups: dict[int, list[int]] = {}
-        for i, model in enumerate(models):
-            groups.setdefault(id(model), []).append(i)
-        for group in groups.values():
-            parts = [self._get_client_samples(clients[i]) for i in group]
-            loss = self.workers.score_samples(models[group[0]], np.concatenate(parts))["loss"]
-            ends = np.cumsum([len(part) for part in parts])[:-1]
-            for i, part in zip(group, np.split(loss, ends), strict=True):
+        groups = group_by_identity(models)
+        parts = [[self._get_client_samples(clients[i]) for i in group] for group in groups]
+        scores = self.workers.score_models(
+            [
+                (models[group[0]], np.concatenate(mine))
+                for group, mine in zip(groups, parts, strict=True)
+            ]
+        )
+        for group, mine, numbers in zip(groups, parts, scores, strict=True):
+            ends = np.cumsum([len(part) for part in mine])[:-1]
+            for i, part in zip(group, np.split(numbers["loss"], ends), strict=True):
                 found[i] = part.mean()
         return found
 
@@ -274,3 +284,11 @@ def _to_reply(task: Task, reply: Reply | WorkerFailure) -> Reply:
     if isinstance(reply, WorkerFailure):
         return Reply(task.client, task.t, error=str(reply))
     return reply
+
+
+def group_by_identity(values: Sequence[object]) -> list[list[int]]:
+    """Places of values that are one object, in the order of their first places."""
+    groups: dict[int, list[int]] = {}
+    for i, value in enumerate(values):
+        groups.setdefault(id(value), []).append(i)
+    return list(groups.values())

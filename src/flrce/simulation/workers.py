@@ -59,6 +59,10 @@ class Workers(ABC):
     ) -> SampleScores:
         """Numbers for each sample; `own`: what the client that evaluates keeps."""
 
+    def score_models(self, jobs: Sequence[tuple[Tensor, IndexArray]]) -> list[SampleScores]:
+        """The same for several models, each on its own samples."""
+        return [self.score_samples(w, index) for w, index in jobs]
+
     @abstractmethod
     def close(self) -> None:
         """End worker processes and threads."""

@@ -145,7 +145,7 @@ def test_run_and_report(venv, folder):
     assert compared.returncode == 0, compared.stderr
     assert (folder / "runs" / "b" / "report.html").exists()
     watched = call([flrce, "watch", "runs", "--once"], folder)
-    assert watched.stdout.count("3 of 3") == 3, watched.stdout + watched.stderr
+    assert watched.stdout.count("finished  3 of 3") == 3, watched.stdout + watched.stderr
 
 
 def test_a_network_beside_the_experiment(venv, folder):

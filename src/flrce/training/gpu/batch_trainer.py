@@ -23,6 +23,7 @@ from flrce.models.flat import ModelLayout, make_layout
 from flrce.models.kinds import BASIC_KINDS
 from flrce.models.tracing import is_plain_sequence
 from flrce.training.gpu.chain_net import ChainNet, DeviceSamples, Tensors
+from flrce.training.gpu.evaluation import LaneEvaluator
 from flrce.training.gpu.fused_block import FusedBlock, fuse_layers, supports_triton
 from flrce.training.gpu.lanes import (
     ClientBatchResult,
@@ -43,12 +44,13 @@ from flrce.training.gpu.verification import LaneNetwork, verify_network
 from flrce.training.gpu.vmap_net import VmapNet
 from flrce.training.links import ClientContext
 from flrce.training.objectives import Classification, Objective
-from flrce.training.precision import Precision, make_autocast_context, use_precision
+from flrce.training.precision import Precision, use_precision
 from flrce.training.update_chain import UpdateChain
 
 MAX_FUSED_CHANNELS = 64  # with more channels the fused kernels are slow and compile long
 log = logging.getLogger("flrce")
-EVALUATION_CHUNK_SAMPLES = 256  # samples of one model evaluated at once
+# samples of one model evaluated at once: the host's caches hold few, a GPU wants many
+MIN_PASS_SAMPLES, MAX_PASS_SAMPLES = 256, 4096
 
 
 class ClientBatchTrainer:
@@ -90,7 +92,9 @@ class ClientBatchTrainer:
         # read once: batches that followed the free memory would change bits from call to call
         self.memory = _get_default_memory(self.device) if memory is None else memory
         self._buffers: dict[StepSettings, StepBuffers] = {}
-        self.evaluation_network = self.get_network(self.default_variant)
+        self.evaluator = LaneEvaluator(
+            self.get_network(self.default_variant), self.where, objective, precision
+        )
 
     def _prefers_chain(self) -> bool:
         """Whether the network is a chain whose convolutions, if any, the fused kernels suit."""
@@ -147,6 +151,7 @@ class ClientBatchTrainer:
 
     def free_buffers(self) -> None:
         self._buffers.clear()
+        self.evaluator.buffers.clear()
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -235,48 +240,31 @@ class ClientBatchTrainer:
             segments.append(buffers.losses[:, : end - begin].to("cpu", copy=True))
         return torch.cat(segments, 1)
 
-    def evaluate(self, w: Tensor, index: Index) -> dict[str, Tensor]:
-        """w (S, d), index (N,) or (S, N): "loss" (S, N) and the metrics' values (S, N, ...) in
-        evaluation mode.
+    def evaluate(self, models: Sequence[Tensor] | Tensor, index: Index) -> Tensors:
+        """models (S, d), index (N,) or (S, N): "loss" (S, N) and the metrics' values (S, N, ...)
+        in evaluation mode.
         """
-        S, N = len(w), index.shape[-1]
-        scores: dict[str, Tensor] = {}
-        at = torch.from_numpy(np.broadcast_to(index, (S, N)).astype(np.int32)).to(self.device)
-        shape = tuple(self.samples.x.shape[1:])
-        few = limit_samples_per_pass(self.module, shape, EVALUATION_CHUNK_SAMPLES, room=4)
-        fits = self._count_fitting_lanes(few)
-        with use_precision(self.precision), torch.no_grad():
-            for lane in range(0, S, fits):
-                # copies, since a view into w would leave products with rows that are not aligned
-                views = self.where.view_tensors(
-                    w[lane : lane + fits].to(self.device, torch.float32)
-                )
-                tensors = {name: view.contiguous() for name, view in views.items()}
-                for begin in range(0, N, few):
-                    chunk = at[lane : lane + fits, begin : begin + few].contiguous()
-                    for name, score in self._score_samples(tensors, chunk).items():
-                        if name not in scores:
-                            scores[name] = score.new_zeros(S, N, *score.shape[2:])
-                        scores[name][lane : lane + fits, begin : begin + few] = score
-        return {name: score.to(w.device) for name, score in scores.items()}
+        S, N = len(models), index.shape[-1]
+        most = self._choose_pass_samples()
+        with use_precision(self.precision):
+            scores = self.evaluator.evaluate(
+                list(models), np.broadcast_to(index, (S, N)), most, self._count_fitting_lanes(most)
+            )
+        return {name: score.to(models[0].device) for name, score in scores.items()}
 
-    def _score_samples(self, tensors: Tensors, index: Tensor) -> dict[str, Tensor]:
-        """Loss and metrics (k, n, ...) of the samples in index (k, n)."""
-        count = torch.full((len(index),), index.shape[1], dtype=torch.int32, device=self.device)
-        with make_autocast_context(self.device, self.precision):
-            logits = self.evaluation_network.compute_logits(tensors, index, count, 0, False)
-        out, y = logits.flatten(0, 1).float(), self.samples.gather_targets(index)
-        scores = {"loss": self.objective.losses(out, y)}
-        scores |= {metric.name: metric.of(out, y) for metric in self.objective.evaluation_metrics}
-        return {
-            name: score.reshape(*index.shape, *score.shape[1:]) for name, score in scores.items()
-        }
+    def _choose_pass_samples(self) -> int:
+        """Samples of one model to evaluate at once."""
+        shape = tuple(self.samples.x.shape[1:])
+        most = MAX_PASS_SAMPLES if self.device.type == "cuda" else MIN_PASS_SAMPLES
+        while most > MIN_PASS_SAMPLES and self._estimate_bytes(1, most) > self.memory // 8:
+            most //= 2
+        return limit_samples_per_pass(self.module, shape, most, room=4)
 
     def _estimate_bytes(self, lanes: int, batch: int, variant: Variant | None = None) -> int:
         """Memory of a step: per lane w, its start, its gradient and one spare copy, and per sample
         the activations.
         """
-        net = self.get_network(variant) if variant else self.evaluation_network
+        net = self.get_network(variant) if variant else self.evaluator.net
         return lanes * (4 * 4 * self.where.size + batch * net.bytes_per_sample)
 
     def _count_fitting_lanes(self, batch: int, variant: Variant | None = None) -> int:

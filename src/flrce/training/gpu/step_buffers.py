@@ -4,18 +4,18 @@ A step finds its batch through a counter that lives on the device, so that one r
 every step of every round; recordings differ only in the number of lanes that are still running.
 """
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flrce.errors import format_one_line
 from flrce.models.flat import ModelLayout, TensorSlot
 from flrce.training.gpu.chain_net import Tensors
+from flrce.training.gpu.recording import record_graph
 from flrce.training.gpu.variants import Variant
 from flrce.training.gpu.verification import LaneNetwork
 from flrce.training.links import ClientContext
@@ -23,7 +23,6 @@ from flrce.training.objectives import Objective
 from flrce.training.precision import Precision, make_autocast_context
 from flrce.training.update_chain import UpdateChain
 
-log = logging.getLogger("flrce")
 SEGMENT_STEPS = 128  # steps whose plan is on the device at once
 
 
@@ -215,27 +214,16 @@ class StepBuffers:
         elif self.unrecorded:
             self._step(k)
         else:
-            self._record_graph(k)
+            self._record_step(k)
 
-    def _record_graph(self, k: int) -> None:
-        """Run one step as it is (which also warms up), then record it without running."""
-        side = torch.cuda.Stream(self.plan.device)
-        side.wait_stream(torch.cuda.current_stream(self.plan.device))
-        with torch.cuda.stream(side):
-            self._step(k)
-        torch.cuda.current_stream(self.plan.device).wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
+    def _record_step(self, k: int) -> None:
+        """Run one step of the first k lanes, and record it."""
         pool = next(iter(self.graphs.values())).pool() if self.graphs else None
-        try:
-            with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
-                self._step(k)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as why:  # nothing of it ran, so the steps go on as they are
+        graph = record_graph(partial(self._step, k), self.plan.device, pool)
+        if graph is None:
             self.unrecorded = True
-            log.warning("a step cannot be recorded, which is slower: %s", format_one_line(why, 160))
-            return
-        self.graphs[k] = graph
+        else:
+            self.graphs[k] = graph
 
     def _step(self, k: int) -> None:
         index = self.plan.index_select(0, self.clock)[0, :k]  # (k, B)
