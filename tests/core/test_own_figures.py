@@ -92,7 +92,9 @@ def test_reports_and_trackers_show_them(recorded):
     assert '"squared-round":[1.0,4.0,9.0]' in render_report([run])
     assert explain_round(run, 2).facts["figures"] == {"replies": 6, "squared-round": 4}
     client = run.rounds[0].chosen[0]
-    assert "Figures of the pieces on this client: times 1." in explain_client(run, client, 1).sentences
+    assert (
+        "Figures of the pieces on this client: times 1." in explain_client(run, client, 1).sentences
+    )
     assert any("squared-round 9" in sentence for sentence in explain_run_end(run).sentences)
     outcome = replay_rule(run, "2 rounds", CostBudget(rounds=2))
     assert outcome.figures == {"replies": 6, "squared-round": 4}

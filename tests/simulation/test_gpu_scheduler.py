@@ -19,6 +19,7 @@ from flrce.simulation.run_slot import RunSlot
 from flrce.training.batches import Samples
 from flrce.training.client import ClientRunner
 from flrce.training.gpu.batch_trainer import ClientBatchTrainer
+from flrce.training.trainer import TorchTrainer
 
 BASE = {
     "rounds": 3,
@@ -274,6 +275,32 @@ def test_short_memory_costs_speed_and_nothing_else(monkeypatch, caplog):
     alone = weights(together([exp])[0])
     assert torch.isfinite(alone).all()
     assert (alone - weights(plain)).norm() < 0.05 * weights(plain).norm()
+
+
+@pytest.mark.parametrize("short", [False, True])
+def test_clients_by_themselves_train_on_the_device_s_samples(monkeypatch, short):
+    """As the network is there, and the host's samples would not go through it."""
+    exp = Experiment.from_tables(BASE | {"rounds": 1, "model": {"name": "own_nets:Smooth"}})
+    schedulers, seen = [], []
+    create, train = GpuScheduler.__init__, TorchTrainer.train
+
+    def keep_scheduler(self, *args, **more):
+        create(self, *args, **more)
+        schedulers.append(self)
+
+    def keep_samples(self, w, batches, *args):
+        seen.append(batches.samples)
+        return train(self, w, batches, *args)
+
+    monkeypatch.setattr(GpuScheduler, "__init__", keep_scheduler)
+    monkeypatch.setattr(TorchTrainer, "train", keep_samples)
+    if short:  # of memory for a client batch
+        monkeypatch.setattr(GpuScheduler, "_retry_with_less_memory", lambda *_: None)
+    else:
+        monkeypatch.setattr(GpuScheduler, "get_batch_trainer", lambda *_: "no client batch")
+    together([exp])
+    assert len(seen) == 4
+    assert all(samples is schedulers[0].runner.samples for samples in seen)
 
 
 def test_memory_too_short_to_try_a_stack(monkeypatch, caplog):

@@ -7,7 +7,7 @@ that the same runs together give the same bits each time.
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from threading import Condition, RLock
 from typing import Any
@@ -199,7 +199,7 @@ class GpuScheduler:
         with runner.lock:
             return trainer.train(
                 task.start,
-                task.batches,
+                replace(task.batches, samples=runner.samples),
                 task.update,
                 task.local,
                 extract_link_state(state),
@@ -265,7 +265,8 @@ class GpuScheduler:
     ) -> Reply:
         """One task by itself, and what its client sends."""
         with self.device_lock:
-            return self.runner.train_and_reply(task, state, into)
+            here = replace(task.batches, samples=self.runner.samples)
+            return self.runner.train_and_reply(replace(task, batches=here), state, into)
 
     def explain_unbatched(self, task: PreparedTask) -> str:
         """Why this task is trained by itself and not in a client batch; "" if it need not be."""

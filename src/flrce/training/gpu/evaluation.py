@@ -44,11 +44,9 @@ class EvaluationBuffers:
 
     def load_models(self, models: Sequence[Tensor]) -> None:
         """Set the k models (d,)."""
-        for lane, w in enumerate(models):
-            for name, view in self.where.view_tensors(
-                w.to(self.device, torch.float32)[None]
-            ).items():
-                self.models[name][lane].copy_(view[0])
+        w = torch.stack([model.to(self.device, torch.float32) for model in models])
+        for name, view in self.where.view_tensors(w).items():
+            self.models[name].copy_(view)
 
     def score_samples(self, index: Index) -> Tensors:
         """Loss and metrics (k, n, ...) of samples index (k, n); valid until the next call."""

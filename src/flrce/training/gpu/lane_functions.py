@@ -342,7 +342,8 @@ class LaneFunctions(TorchFunctionMode):
             return x
         at = now.sample_dims.get(nth, 1)
         place = zlib.crc32(f"dropout {nth}".encode())
-        return drop_values(x.movedim(at, 1), p, *now.draw, place, channels).movedim(1, at)
+        dropped = drop_values(x.movedim(at, 1), p, *now.draw, place, channels, now.direct)
+        return dropped.movedim(1, at)
 
     def _plain_cell(self, turn: Any, x: Tensor, h: Tensor, *weights: Any) -> Any:
         wi, wh, bi, bh = weights

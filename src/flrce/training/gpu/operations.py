@@ -15,6 +15,7 @@ from flrce.training.gpu.convolution import MAX_NARROW_CHANNELS, multiply_rows, s
 from flrce.training.precision import cast_like_autocast
 
 MIN_DIRECT_ROWS = 256  # rows of a lane from which Triton's tiles of 128 pay for a linear layer
+DROPOUT_VALUES = 1024  # of a program of the dropout kernel
 MAX_ONE_HOT_ROWS = 1024  # rows of an embedding up to which its gradient is a one-hot product
 
 
@@ -106,28 +107,67 @@ def _mix_splitmix64(h: Tensor) -> Tensor:
 
 
 def drop_values(
-    x: Tensor, p: float, seeds: Tensor, step: Tensor, place: int, channels: bool = False
+    x: Tensor,
+    p: float,
+    seeds: Tensor,
+    step: Tensor,
+    place: int,
+    channels: bool = False,
+    direct: bool = False,
 ) -> Tensor:
     """x (k, B, ...) with a share p of each lane's values at 0 and the others grown to keep the
     mean.
 
     Which ones is a function of (the lane's seed, the step, the layer's place, the value's
     position): the same for any number of lanes, on any device. `channels`: whole channels x[:, :,
-    c] at once.
+    c] at once. `direct`: by a Triton kernel.
     """
+    threshold = round(p * (1 << 24))
+    if direct and not channels and supports_kernels(x):
+        keys = make_lane_keys(seeds, step, place)
+        return cast(Tensor, _Dropout.apply(x, keys, threshold, 1 / (1 - p)))
     shape = x.shape[:3] if channels else x.shape
     drawn = draw_random_integers(shape, seeds, step, place)
-    kept = (drawn >= round(p * (1 << 24))).reshape(*shape, *(1,) * (x.dim() - len(shape)))
+    kept = (drawn >= threshold).reshape(*shape, *(1,) * (x.dim() - len(shape)))
     return x * (kept.to(x.dtype) / (1 - p))
+
+
+class _Dropout(torch.autograd.Function):
+    """x (k, ...) of any layout, keys (k,); draws are made again in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, keys: Tensor, threshold: int, scale: float) -> Tensor:
+        ctx.save_for_backward(keys)
+        ctx.how = (threshold, scale)
+        return _run_dropout(x, keys, threshold, scale)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:
+        return _run_dropout(g, *ctx.saved_tensors, *ctx.how), None, None, None
+
+
+def _run_dropout(x: Tensor, keys: Tensor, threshold: int, scale: float) -> Tensor:
+    from flrce.training.gpu.triton_dropout import drop
+
+    x = x.contiguous()
+    y, n = torch.empty_like(x), x[0].numel()
+    launch = (-(-n // DROPOUT_VALUES), len(x))
+    drop[launch](x, keys, y, n, threshold, scale, SIZE=DROPOUT_VALUES, num_warps=4)
+    return y
 
 
 def draw_random_integers(shape: Sequence[int], seeds: Tensor, step: Tensor, place: int) -> Tensor:
     """Whole numbers of 24 bits (k, ...), as `drop_values` says."""
     n = int(torch.Size(shape[1:]).numel())
-    key = _mix_splitmix64(_mix_splitmix64(_mix_splitmix64(seeds) + place) + step)[:, None]  # (k, 1)
+    key = make_lane_keys(seeds, step, place)[:, None]
     found = (
         _mix_splitmix64(key + torch.arange(1, n + 1, device=seeds.device) * SPLITMIX64_CONSTANTS[0])
         >> 40
         & 0xFFFFFF
     )
     return found.reshape(tuple(shape))
+
+
+def make_lane_keys(seeds: Tensor, step: Tensor, place: int) -> Tensor:
+    """(k,) where each lane's draws of one layer in one step begin."""
+    return _mix_splitmix64(_mix_splitmix64(_mix_splitmix64(seeds) + place) + step)
