@@ -28,7 +28,7 @@ def test_reproduce_elsewhere_fills_the_same_folders(tmp_path, monkeypatch):
     seen = []
     for out, run in (
         (tmp_path / "near", execute_cells),
-        (tmp_path / "far", app._build_remote_executor("processes", None)),
+        (tmp_path / "far", app._build_remote_executor("ray", None)),
     ):
         run(
             short,

@@ -32,7 +32,7 @@ def posted(calls, folder):
     """
     for i, call in reversed(list(enumerate(pickle.loads(pickle.dumps(list(calls)))))):
         try:
-            found = pickle.loads(pickle.dumps(call.function(*call.arguments)))
+            found = pickle.loads(pickle.dumps(executors.run_call(call).value))
         except BadInput as why:
             found = executors.LostCall(str(why))
         yield i, found
@@ -76,7 +76,7 @@ def test_what_fails_elsewhere_is_told_and_the_others_are_kept(tmp_path):
         executors.run_in_shared_folder(good, str(tmp_path / "x"), str(tmp_path / "elsewhere"))
 
 
-@pytest.mark.parametrize("where", ["moon", "slurm,partition", "here,num_cpus=2", "slurm,=1"])
+@pytest.mark.parametrize("where", ["moon", "slurm,partition", "here,num_cpus=2", "ray,=1"])
 def test_bad_places_are_one_line(where, tmp_path, capsys):
     assert cli.main(["compare", *SMALL, "--out", str(tmp_path / "x"), "--on", where]) == 2
     told = capsys.readouterr().err
@@ -96,7 +96,7 @@ def test_places_that_cannot_be_used_are_one_line(where, said, tmp_path, capsys):
 
 
 def test_settings_of_a_place():
-    assert options.parse_on_option("slurm,num_cpus=4") == ("slurm", {"num_cpus": 4})
+    assert options.parse_on_option("ray,num_cpus=4") == ("ray", {"num_cpus": 4})
     assert options.parse_on_option("here") == ("here", {})
 
 
@@ -148,15 +148,19 @@ def test_a_lost_process_is_reported_and_its_calls_are_made_again(tmp_path, caplo
     assert dict(send(calls, tmp_path / "work" / "logs")) == {i: i for i in range(6)}
     lost = [r.message for r in caplog.records if "was lost" in r.message]
     assert len(lost) == 1
-    assert "calls to run again: 2" in lost[0]
+    assert "2 calls are made again" in lost[0]
 
 
-def test_how_many_calls_a_job_has():
-    """100 calls, 3 jobs for each of 8 at once: ceil(100 / 24) = 5 calls a job."""
-    groups = executors.group_calls(100, 8)
-    assert [len(g.numbers) for g in groups] == [5] * 20
+def test_how_many_calls_a_slurm_job_has():
+    """Calls of 50 s: 12 fill 600 s, but 100 calls for 32 jobs at once are 4 a job; 3 x 4 x 50 s are
+    10 minutes, and 5 more.
+    """
+    groups = executors._group_calls(range(100), 32, 50.0)
+    assert [len(g.numbers) for g in groups] == [4] * 25
+    assert {g.minutes for g in groups} == {15}
+    assert [len(g.numbers) for g in executors._group_calls(range(100), 2, 50.0)][:2] == [12, 12]
     halves = groups[0].split_after_loss()
-    assert [(list(g.numbers), g.losses) for g in halves] == [([0, 1], 1), ([2, 3, 4], 1)]
+    assert [(g.numbers, g.minutes, g.losses) for g in halves] == [((0, 1), 30, 1), ((2, 3), 30, 1)]
 
 
 def test_parallel_must_be_a_number_of_jobs():

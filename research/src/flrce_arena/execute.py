@@ -1,4 +1,5 @@
-"""Run cells: here, in processes of this machine, or as Slurm jobs. Only the time differs.
+"""Runs cells: here, on a Ray cluster, or as Slurm's jobs. Where a cell runs changes nothing but the
+time.
 
 An executor takes cells and yields each with what came of it, as they end: a Played, or why there is
 none. Whoever iterates writes the records, so a worker needs no folder in common with the others;
@@ -16,12 +17,7 @@ import torch
 
 from flrce.errors import BadInput, format_one_line
 from flrce.simulation import runs
-from flrce.simulation.executors import (
-    LostCall,
-    RemoteCall,
-    count_parallel_jobs,
-    get_remote_executor,
-)
+from flrce.simulation.executors import LostCall, RemoteCall, count_workers, get_remote_executor
 from flrce_arena.machine import (
     MAX_BATCH_CELLS,
     CellBatch,
@@ -79,7 +75,7 @@ def get_executor(where: str, settings: Mapping[str, Any]) -> ArenaExecutor:
     send = get_remote_executor(where, settings)
 
     def execute_remotely(cells: Sequence[ArenaCell], work: Path) -> Iterator[CellOutcome]:
-        size = min(MAX_BATCH_CELLS, -(-len(cells) // count_parallel_jobs(where, settings)))
+        size = min(MAX_BATCH_CELLS, -(-len(cells) // count_workers(where, settings)))
         groups = build_cell_batches(cells, _choose_remote_device, size)
         calls = [
             RemoteCall(run_cell_group, (group.cells, str(work), where != "slurm"))

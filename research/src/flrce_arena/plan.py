@@ -123,7 +123,7 @@ class ArenaPlan(BaseModel):
     )  # rules to replay on every run: see `rules`
     cluster: dict[str, str | int | float | bool] = Field(
         default_factory=dict
-    )  # settings of submitit
+    )  # Ray's or submitit's own settings
     tasks: Annotated[dict[PlanEntryName, dict[str, Any]], Field(min_length=1)]
     methods: Annotated[dict[PlanEntryName, dict[str, Any]], Field(min_length=1)]
     without: dict[PlanEntryName, dict[PlanEntryName, str]] = Field(

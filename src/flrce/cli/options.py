@@ -164,8 +164,8 @@ on_option = click.option(
     "where",
     default="here",
     show_default=True,
-    metavar="here|slurm|processes",
-    help="Where to run; settings of submitit may follow, such as slurm,slurm_partition=gpu.",
+    metavar="here|ray|slurm|processes",
+    help="Where to run; settings of Ray or submitit may follow, such as slurm,slurm_partition=gpu.",
 )
 trust_option = click.option(
     "--trust",

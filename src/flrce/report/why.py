@@ -90,7 +90,8 @@ def explain_round(run: RecordedRun, t: int) -> Explanation:
 
 def _list_chosen_clients(run: RecordedRun, h: RoundRecord, answer: Explanation) -> None:
     scores = None if "due" in h.why else compute_scores_before(run, h.t)
-    texts, facts = [], []
+    texts: list[str] = []
+    facts: list[dict[str, Any]] = []
     for client in h.chosen:
         k, text = run.client_indices[client], escape_unprintable(client)
         facts.append({"client": client})

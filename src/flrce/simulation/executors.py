@@ -1,8 +1,10 @@
-"""Run calls as submitit jobs: on a Slurm cluster, or as processes of this machine.
+"""Calls on other machines: a Ray cluster, Slurm's jobs, or processes of this one. Where changes
+nothing but the time.
 
-A call is an importable function with arguments that can be pickled. An executor yields the number
-and the result of each call when it ends; a call that failed yields a LostCall. The calls of a lost
-job are submitted again. They must therefore continue from what they wrote, as run directories do.
+A call is a function of some module and arguments that can be pickled. `get_remote_executor(where)`
+takes calls and yields the number of each with what it gave, as they end, or with LostCall where it
+gave nothing. A call whose machine is lost is made again, with a warning; what calls write must
+therefore be such that they go on from what is there, as run directories are.
 """
 
 import logging
@@ -11,9 +13,11 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from flrce.config.experiment import Experiment
 from flrce.core.process_lifetime import Starter, describe_starter, end_with_starter
@@ -22,47 +26,86 @@ from flrce.errors import BadInput, format_install_command, format_one_line
 from flrce.simulation import runs
 from flrce.storage.disk import make_folder, refuse_writable_by_others, write_atomically
 
-SUBMITIT_CLUSTERS = {"slurm": "slurm", "processes": "local"}  # submitit's names
-MAX_RETRIES = 3  # submissions of a call after its job was lost
-POLL_SECONDS = 0.2
-SLURM_PARALLEL_JOBS = 32  # jobs of one array that run at once, unless `parallel` is set
-TIME_LIMIT_MINUTES = 240  # of a job, unless `timeout_min` is set
-JOBS_PER_CORE = 3  # jobs for each job that may run at once: short jobs even out long ones
-SHARED_FOLDER_MARK = "out-of"  # file in a folder that all machines must see
+MAX_RETRIES = 3  # of a call whose worker was lost
+GPU_MEMORY_MARGIN = 1.5  # of a call's measured GPU memory, for the next one
+POLL_SECONDS = 0.2  # between looks at submitit's jobs
+SLURM_PARALLEL_JOBS = 32  # of one array, unless the setting `parallel` says otherwise
+SLURM_JOB_SECONDS = 600  # a job has as many calls as take this long, so that starts are few
+PILOT_MINUTES = 240  # time limit of a call whose length nobody knows yet
+TIME_LIMIT_MARGIN = 3  # of the measured time, plus TIME_LIMIT_MINUTES
+TIME_LIMIT_MINUTES = 5
+JOBS_PER_CORE = 3  # groups of calls for each process of this machine: short ones even out long ones
+SHARED_FOLDER_MARK = "out-of"  # lies in a folder that all machines must see
 log = logging.getLogger("flrce")
 
 
 @dataclass(frozen=True)
 class RemoteCall:
-    """A function and its arguments."""
-
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
 
 
 @dataclass(frozen=True)
 class LostCall:
-    """Why a call has no result."""
+    """Why a call gave nothing."""
 
     why: str
 
 
 @dataclass(frozen=True)
-class CallGroup:
-    """The calls of one job, by number."""
+class CallResult:
+    """What a worker sends back."""
 
-    numbers: Sequence[int]
-    losses: int = 0  # lost jobs with these calls
+    value: Any
+    memory: float = 0.0  # share of one GPU that was in use at most; 0: none
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class CallGroup:
+    """Calls of one job, by number."""
+
+    numbers: tuple[int, ...]
+    minutes: int  # time limit
+    losses: int = 0  # jobs with these calls that were lost
 
     def split_after_loss(self) -> list["CallGroup"]:
-        """Split into halves, so that one bad call does not lose the others again and again."""
+        """In halves, with twice the time, so that one call cannot take others with it."""
         middle = len(self.numbers) // 2
-        halves = (self.numbers[:middle], self.numbers[middle:])
-        return [CallGroup(half, self.losses + 1) for half in halves if half]
+        parts = (self.numbers[:middle], self.numbers[middle:])
+        again = replace(self, minutes=2 * self.minutes, losses=self.losses + 1)
+        return [replace(again, numbers=part) for part in parts if part]
 
 
 # calls, a folder for logs -> (number, value)
 RemoteExecutor = Callable[[Sequence[RemoteCall], Path], Iterator[tuple[int, Any]]]
+
+
+def get_remote_executor(where: str, settings: Mapping[str, Any]) -> RemoteExecutor:
+    """By name: "ray", "slurm", or "processes" (submitit on this machine)."""
+    if where == "ray":
+        return build_ray_executor(settings)
+    if where in ("slurm", "processes"):
+        return build_job_executor("slurm" if where == "slurm" else "local", settings)
+    raise BadInput(f"--on {where!r}: here, ray, slurm or processes")
+
+
+def count_workers(where: str, settings: Mapping[str, Any]) -> int:
+    """Calls that a place makes at once: GPUs where it has some, else cores."""
+    if where != "ray":
+        return count_parallel_jobs("slurm" if where == "slurm" else "local", settings)
+    if not os.environ.get("RAY_ADDRESS"):
+        return torch.cuda.device_count() or count_cores()
+    ray = _import_optional("ray", "ray")
+    begun = not ray.is_initialized()
+    if begun:
+        _start_ray(ray)
+    try:
+        resources = ray.cluster_resources()
+    finally:
+        if begun:
+            ray.shutdown()
+    return int(resources.get("GPU", 0) or resources.get("CPU", 1))
 
 
 def count_cores() -> int:
@@ -70,113 +113,216 @@ def count_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def count_parallel_jobs(where: str, settings: Mapping[str, Any]) -> int:
-    """Jobs that run at once: the setting `parallel`, or a default."""
+def count_parallel_jobs(cluster: str, settings: Mapping[str, Any]) -> int:
     parallel = settings.get("parallel")
     if parallel is None:
-        return SLURM_PARALLEL_JOBS if where == "slurm" else count_cores()
+        return SLURM_PARALLEL_JOBS if cluster == "slurm" else count_cores()
     if not isinstance(parallel, int) or parallel < 1:
         raise BadInput(f"parallel = {parallel!r}: jobs at once, a whole number of at least 1")
     return parallel
 
 
-def run_calls(calls: Sequence[RemoteCall], starter: Starter | None = None) -> list[Any]:
-    """Run the calls of one job in turn. A call that fails gives a LostCall.
-
-    With a `starter`, this process ends when its starter ends.
+def run_call(call: RemoteCall, starter: Starter | None = None) -> CallResult:
+    """A call's value, in a process of any kind that ends with its starter, and the GPU memory that
+    it took.
     """
     if starter is not None:
         end_with_starter(starter)
-    results: list[Any] = []
+    gpu = torch.cuda.is_available()
+    if gpu:
+        torch.cuda.reset_peak_memory_stats()
+    began = time.monotonic()
+    value = call.function(*call.arguments)
+    seconds = time.monotonic() - began
+    if not gpu or not torch.cuda.is_initialized():
+        return CallResult(value, 0.0, seconds)
+    peak = torch.cuda.max_memory_reserved() / torch.cuda.get_device_properties(0).total_memory
+    return CallResult(value, peak, seconds)
+
+
+def run_calls(
+    calls: Sequence[RemoteCall], starter: Starter | None = None
+) -> list[CallResult | LostCall]:
+    """The calls of one job in turn; one that fails leaves the others alone."""
+    results: list[CallResult | LostCall] = []
     for call in calls:
         try:
-            results.append(call.function(*call.arguments))
-        except Exception as why:  # any error: the other calls still run
+            results.append(run_call(call, starter))
+        except Exception as why:  # whatever it is, it must not end the others
             results.append(LostCall(format_one_line(why, 200) or type(why).__name__))
     return results
 
 
-def get_remote_executor(where: str, settings: Mapping[str, Any]) -> RemoteExecutor:
-    """Build the executor for "slurm" or "processes". `settings` go to submitit, but for `parallel`.
+def build_ray_executor(settings: Mapping[str, Any]) -> RemoteExecutor:
+    """On the cluster that RAY_ADDRESS names, or one that is started here.
 
-    At most `parallel` jobs run at once; a job has several calls.
+    The first call has a GPU for itself; the others share one by the memory that it took.
     """
-    if where not in SUBMITIT_CLUSTERS:
-        raise BadInput(f"--on {where!r}: use here, slurm or processes")
-    parallel = count_parallel_jobs(where, settings)
 
     def execute_calls(calls: Sequence[RemoteCall], folder: Path) -> Iterator[tuple[int, Any]]:
-        executor = _make_submitit_executor(where, settings, folder, parallel)
-        starter = None if where == "slurm" else describe_starter()  # Slurm has scancel
-        waiting = group_calls(len(calls), parallel)
+        ray = _import_optional("ray", "ray")
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        begun = not ray.is_initialized()
+        if begun:
+            _start_ray(ray)
+        try:
+            gpus = ray.cluster_resources().get("GPU", 0)
+            remote = ray.remote(max_retries=0)(run_call)  # made again below, with a warning
+            try:
+                remote.options(**settings)
+            except (ValueError, TypeError) as why:
+                raise BadInput(f"--on ray: {format_one_line(why, 200)}") from why
+            share, waiting = 1.0, [(i, 0) for i in range(len(calls))]
+            pending: dict[Any, tuple[int, int]] = {}
+            while waiting or pending:
+                if waiting and not (
+                    gpus and pending and share == 1.0
+                ):  # the first is measured alone
+                    i, losses = waiting.pop(0)
+                    needs = {"num_cpus": 1, **settings} | ({"num_gpus": share} if gpus else {})
+                    pending[remote.options(**needs).remote(calls[i])] = i, losses
+                    continue
+                for ready in ray.wait(list(pending), num_returns=1)[0]:
+                    i, losses = pending.pop(ready)
+                    try:
+                        outcome = ray.get(ready)
+                    except ray.exceptions.RayTaskError as why:  # the call itself failed
+                        yield i, LostCall(format_one_line(getattr(why, "cause", None) or why, 200))
+                        continue
+                    except ray.exceptions.RayError as why:
+                        reason = format_one_line(why, 200)
+                        if losses >= MAX_RETRIES:
+                            yield i, LostCall(reason)
+                            continue
+                        _warn_of_loss("Ray worker", 1, reason)
+                        waiting.insert(0, (i, losses + 1))
+                        continue
+                    if outcome.memory:
+                        share = min(0.99, max(0.02, round(GPU_MEMORY_MARGIN * outcome.memory, 2)))
+                    yield i, outcome.value
+        finally:
+            if begun:
+                ray.shutdown()
+
+    return execute_calls
+
+
+def _warn_of_loss(kind: str, calls: int, reason: str) -> None:
+    log.warning(
+        "a %s was lost (%s): its %s made again, from the last committed round",
+        kind,
+        reason,
+        "call is" if calls == 1 else f"{calls} calls are",
+    )
+
+
+def _start_ray(ray: Any) -> None:
+    address = os.environ.get("RAY_ADDRESS")
+    try:
+        ray.init(address=address, include_dashboard=False, log_to_driver=False)
+    except (ConnectionError, RuntimeError, ValueError) as why:
+        remedy = "unset RAY_ADDRESS and one is started here" if address else "see ray's own message"
+        raise BadInput(
+            f"--on ray: no cluster at {address or 'this machine'} ({format_one_line(why, 120)});"
+            f" {remedy}"
+        ) from why
+
+
+def build_job_executor(cluster: str, settings: Mapping[str, Any]) -> RemoteExecutor:
+    """As jobs of submitit, several calls a job: `slurm` as job arrays, `local` as processes of this
+    machine. At most `parallel` jobs run at once. A lost job is sent again in halves.
+
+    On Slurm the first call is a job of its own; its time sets the calls and the time limit of the
+    others, unless `timeout_min` is given.
+    """
+    own = {key: value for key, value in settings.items() if key != "parallel"}
+    parallel = count_parallel_jobs(cluster, settings)
+    fixed_minutes = own.get("timeout_min")
+
+    def execute_calls(calls: Sequence[RemoteCall], folder: Path) -> Iterator[tuple[int, Any]]:
+        submitit = _import_optional("submitit", "slurm")
+        executor = _make_submitit_executor(submitit, cluster, own, folder, parallel)
+        starter = None if cluster == "slurm" else describe_starter()  # Slurm's: scancel
+
+        def submit_group(group: CallGroup) -> Any:
+            executor.update_parameters(timeout_min=fixed_minutes or group.minutes)
+            return executor.submit(run_calls, [calls[i] for i in group.numbers], starter)
+
+        def submit_waiting() -> None:
+            """On Slurm all, as arrays whose jobs have one time limit; here as cores are free."""
+            while waiting and (cluster == "slurm" or len(pending) < parallel):
+                same = [group for group in waiting if group.minutes == waiting[0].minutes]
+                groups = same if cluster == "slurm" else waiting[:1]
+                waiting[:] = [group for group in waiting if group not in groups]
+                array = executor.batch() if len(groups) > 1 else nullcontext()
+                with array:
+                    jobs = [submit_group(group) for group in groups]
+                pending.update(zip(jobs, groups, strict=True))
+
+        numbers = list(range(len(calls)))
+        pilot = cluster == "slurm" and len(calls) > 1
+        rest = numbers[1:] if pilot else []
+        waiting = (
+            [CallGroup((0,), PILOT_MINUTES)] if pilot else _group_calls(numbers, parallel, None)
+        )
         pending: dict[Any, CallGroup] = {}
         while waiting or pending:
-            # Slurm queues all jobs as one array; processes start when cores are free
-            free = len(waiting) if where == "slurm" else parallel - len(pending)
-            groups, waiting = waiting[:free], waiting[free:]
-            with executor.batch() if len(groups) > 1 else nullcontext():
-                jobs = [
-                    executor.submit(run_calls, [calls[i] for i in group.numbers], starter)
-                    for group in groups
-                ]
-            pending.update(zip(jobs, groups, strict=True))
+            submit_waiting()
             ended = [job for job in pending if job.done()]
             for job in ended:
                 group = pending.pop(job)
-                if (why := job.exception()) is None:
-                    yield from zip(group.numbers, job.result(), strict=True)
-                elif _is_final(why) or group.losses >= MAX_RETRIES:
-                    reason = LostCall(format_one_line(why, 200))
-                    yield from ((i, reason) for i in group.numbers)
-                else:
-                    log.warning(
-                        "a job was lost (%s); calls to run again: %d",
-                        format_one_line(why, 200),
-                        len(group.numbers),
-                    )
-                    waiting += group.split_after_loss()
+                why = job.exception()
+                if why is None:
+                    results = job.result()
+                    if rest:
+                        seconds = max(getattr(r, "seconds", 0.0) for r in results)
+                        waiting += _group_calls(rest, parallel, seconds)
+                        rest = []
+                    for i, result in zip(group.numbers, results, strict=True):
+                        yield i, result if isinstance(result, LostCall) else result.value
+                    continue
+                reason = format_one_line(why, 200)
+                failed = isinstance(why, submitit.core.utils.FailedJobError)
+                if failed or group.losses >= MAX_RETRIES:
+                    yield from ((i, LostCall(reason)) for i in (*group.numbers, *rest))
+                    rest = []
+                    continue
+                _warn_of_loss("job", len(group.numbers), reason)
+                waiting += group.split_after_loss()
             if not ended:
                 time.sleep(POLL_SECONDS)
 
     return execute_calls
 
 
-def _is_final(why: BaseException) -> bool:
-    """Whether a job itself failed, rather than its process or machine."""
-    from submitit.core.utils import FailedJobError
-
-    return isinstance(why, FailedJobError)
-
-
 def _make_submitit_executor(
-    where: str, settings: Mapping[str, Any], folder: Path, parallel: int
+    submitit: Any, cluster: str, settings: Mapping[str, Any], folder: Path, parallel: int
 ) -> Any:
     try:
-        import submitit
-    except ImportError as why:
-        raise BadInput(f"submitit is not installed; {format_install_command('slurm')}") from why
-    own = {key: value for key, value in settings.items() if key != "parallel"}
-    arrays = {"slurm_array_parallelism": parallel} if where == "slurm" else {}
-    try:
-        executor = submitit.AutoExecutor(
-            folder=prepare_jobs_folder(folder), cluster=SUBMITIT_CLUSTERS[where]
-        )
-        executor.update_parameters(**{"timeout_min": TIME_LIMIT_MINUTES, **arrays, **own})
-    except (RuntimeError, NameError, ValueError, TypeError) as why:  # no srun; unknown setting
-        raise BadInput(f"--on {where}: {format_one_line(why, 200)}") from why
+        executor = submitit.AutoExecutor(folder=prepare_jobs_folder(folder), cluster=cluster)
+        arrays = {"slurm_array_parallelism": parallel} if cluster == "slurm" else {}
+        executor.update_parameters(**{"timeout_min": PILOT_MINUTES, **arrays, **settings})
+    except (RuntimeError, NameError, ValueError, TypeError) as odd:  # no srun; unknown setting
+        raise BadInput(
+            f"--on {'processes' if cluster == 'local' else cluster}: {format_one_line(odd, 200)}"
+        ) from odd
     return executor
 
 
-def group_calls(count: int, parallel: int) -> list[CallGroup]:
-    """Split `count` calls into about JOBS_PER_CORE * parallel jobs."""
-    size = math.ceil(count / (JOBS_PER_CORE * parallel))
-    return [CallGroup(range(i, min(i + size, count))) for i in range(0, count, max(size, 1))]
+def _group_calls(numbers: Sequence[int], parallel: int, seconds: float | None) -> list[CallGroup]:
+    """Calls for jobs: by the measured seconds of one call, else a few groups for every process."""
+    if seconds is None:
+        size, minutes = math.ceil(len(numbers) / (JOBS_PER_CORE * parallel)), PILOT_MINUTES
+    else:
+        fitting = math.ceil(SLURM_JOB_SECONDS / max(seconds, 1e-3))
+        size = max(1, min(fitting, math.ceil(len(numbers) / parallel)))
+        minutes = math.ceil(TIME_LIMIT_MARGIN * size * seconds / 60) + TIME_LIMIT_MINUTES
+    return [CallGroup(tuple(numbers[i : i + size]), minutes) for i in range(0, len(numbers), size)]
 
 
 def prepare_jobs_folder(folder: Path) -> Path:
-    """Make the folder of the jobs' pickles, which run code when they are loaded.
-
-    Raises BadInput if others may write to it.
+    """Where jobs lie as pickles, which are code to whoever loads them: nobody else may put one
+    there.
     """
     jobs = folder / "jobs"
     make_folder(jobs)
@@ -185,10 +331,19 @@ def prepare_jobs_folder(folder: Path) -> Path:
     return jobs
 
 
+def _import_optional(name: str, extra: str) -> Any:
+    try:
+        return __import__(name)
+    except ImportError as why:
+        raise BadInput(f"{name} is not installed; {format_install_command(extra)}") from why
+
+
 def run_in_shared_folder(
     experiment: Experiment, folder: str, shared: str, data: Any = None
 ) -> tuple[RoundRecord, ...]:
-    """Run or resume one experiment in its run directory; a callable `data` is read here."""
+    """One experiment in its run directory, on from what is there; `data` is read here, where it is
+    a call.
+    """
     if not (Path(shared) / SHARED_FOLDER_MARK).exists():
         raise BadInput(
             f"{shared} is not on this machine; --out must lie on a disk that all machines see"
@@ -203,13 +358,15 @@ def run_experiments_remotely(
     shared: Path,
     data: Sequence[Any] = (),
 ) -> Iterator[tuple[int, tuple[RoundRecord, ...]]]:
-    """Run every experiment in its run directory below `shared`; yield (number, history) of each.
+    """Every experiment in its run directory below `shared`; (number, history) as they end.
 
-    If some fail, the others still run, and BadInput says why at the end.
+    What ended stays; if some did not, BadInput says why when all others have.
     """
     make_folder(shared)
-    mark = shared / SHARED_FOLDER_MARK
-    write_atomically(mark, b"the folder that a command with --on shares with other machines\n")
+    write_atomically(
+        shared / SHARED_FOLDER_MARK,
+        b"the folder that a command with --on shares with other machines\n",
+    )
     calls = [
         RemoteCall(
             run_in_shared_folder,
@@ -219,13 +376,13 @@ def run_experiments_remotely(
     ]
     lost: list[str] = []
     try:
-        for i, result in send(calls, shared / "running"):
-            if isinstance(result, LostCall):
-                lost.append(f"{jobs[i][1]}: {result.why}")
+        for i, found in send(calls, shared / "running"):
+            if isinstance(found, LostCall):
+                lost.append(f"{jobs[i][1]}: {found.why}")
             else:
-                yield i, result
+                yield i, found
     finally:
-        mark.unlink(missing_ok=True)
+        (shared / SHARED_FOLDER_MARK).unlink(missing_ok=True)
     if lost:
         raise BadInput(
             f"{len(lost)} of {len(jobs)} runs failed; first: {lost[0]}; the same command and"
