@@ -26,12 +26,12 @@ from flrce.methods.compression.sparsify import TopK
 from flrce.methods.compression.ternary import SparseTernary
 from flrce.methods.registry import PIECES
 
-LAYOUT = (
-    ("a.weight", 900),
-    ("a.bias", 7),
-    ("b.running_mean", 5),
-    ("b.running_var", 5),
-    ("c.weight", 90),
+LAYOUT = (  # two members, for the compressor that sends the one that was trained
+    ("members.0.a.weight", 900),
+    ("members.0.a.bias", 7),
+    ("members.0.b.running_mean", 5),
+    ("members.0.b.running_var", 5),
+    ("members.1.c.weight", 90),
 )
 D = sum(size for _, size in LAYOUT)
 INNER = (TopK(0.1), RotatedCode(1), RotatedCode(0.3), SparseTernary(0.05), Quantizer(4))
