@@ -32,7 +32,7 @@ from flrce.methods.catalogue.recipes import CATALOGUE
 from flrce.methods.selection.relationship import RelationshipSelector
 from flrce.methods.selection.turns import RoundRobinSelector
 from flrce.rng import make_stream
-from flrce.simulation import runs
+from flrce.simulation import build, runs
 from flrce.simulation.run_slot import DeviceCopies, DeviceSchedulers, RunSlot
 from stub_engine import StubEngine
 
@@ -451,11 +451,10 @@ def test_a_deck_leaves_updates_on_its_device(recipe, monkeypatch):
     found = on_a_deck(exp)
     assert len(laid) == 3
     assert all(each.sent is not None and each.table.shape[0] == 3 for each in laid)
-    monkeypatch.setattr(update_placement, "LARGE", 0)
     home = on_a_deck(made("host", recipe=recipe))
     assert len(laid) == 6
     assert all(each.sent is None for each in laid[3:])
-    monkeypatch.undo()
+    monkeypatch.setattr(build, "choose_placement", lambda *_: update_placement.HOST_PLACEMENT)
     plain = on_a_deck(made(recipe=recipe))
     assert len(laid) == 6
     assert torch.equal(weights(found), weights(plain))
@@ -558,7 +557,6 @@ def test_why_updates_come_to_the_host():
     assert "several runs" in why(fedavg, alone=False).why
     assert "quarter" in why(fedavg, room=1 << 20).why
     assert not why(fedavg, room=1 << 20).lean
-    assert why(fedavg, D=1000) == update_placement.UpdatePlacement(why="1000 floats are few")
     assert why(fedavg, wanted="host") == update_placement.UpdatePlacement(
         False, True, "engine.updates = 'host'"
     )

@@ -8,7 +8,6 @@ has room for them.
 from dataclasses import dataclass
 from typing import Literal
 
-from flrce.core.linalg import LARGE
 from flrce.core.payload_bytes import count_value_bytes
 from flrce.core.pieces import Recipe
 from flrce.errors import BadInput
@@ -35,8 +34,7 @@ def choose_placement(
     """For d trained floats of D; `room`: bytes of the device's memory; `alone`: no other run in
     this process uses it.
 
-    BadInput where "device" is `wanted` and cannot be. Of small models updates come home, as they
-    are there at once.
+    BadInput where "device" is `wanted` and cannot be.
     """
     # trained models and updates
     size, apart = (count_value_bytes(D * (2 * recipe.P + 4)), explain_partial_replies(recipe, d))
@@ -50,8 +48,6 @@ def choose_placement(
     why = apart or explain_host_only(recipe)
     if wanted == "device" and why:
         raise BadInput(f"engine.updates = 'device': {why}; leave it out, or set 'host'")
-    if wanted is None and D <= LARGE:
-        return UpdatePlacement(why=f"{D} floats are few")
     if wanted == "host":
         why = "engine.updates = 'host'"
     return UpdatePlacement(not why, not apart, why)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from flrce.models.flat import ModelLayout
 from flrce.training.gpu.chain_net import Tensors
-from flrce.training.gpu.lanes import Index, round_up_lanes
+from flrce.training.gpu.lanes import Index
 from flrce.training.gpu.recording import record_graph
 from flrce.training.gpu.verification import LaneNetwork
 from flrce.training.objectives import Objective
@@ -116,7 +116,10 @@ class LaneEvaluator:
 
 
 def plan_pass_samples(N: int, most: int) -> int:
-    """Samples of each pass over N: equal parts of at most `most`; few shapes where one pass
-    suffices.
+    """Samples of each pass over N: equal parts of at most `most`; where one pass suffices, N
+    rounded up by an eighth at most, so that few shapes are recorded.
     """
-    return round_up_lanes(N, most) if most >= N else -(-N // -(-N // most))
+    if most < N:
+        return -(-N // -(-N // most))
+    unit = 1 << max(0, N.bit_length() - 4)
+    return -(-N // unit) * unit

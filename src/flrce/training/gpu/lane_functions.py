@@ -127,6 +127,11 @@ class LaneFunctions(TorchFunctionMode):
     def _across(self, call: AllLanesCall, *given: Tensor | None) -> Any:
         return call_across_lanes(self.now, call, *given)
 
+    @property
+    def _evaluates_one_model(self) -> bool:
+        """Whether torch's own kernels for large batches serve best."""
+        return self.now.k == 1 and not self.now.training
+
     def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
         least = 1 if self.now.learning else MIN_DIRECT_ROWS  # a verification has few rows
         call = partial(batched_linear, min_direct_rows=least if self.now.direct else None)
@@ -151,6 +156,9 @@ class LaneFunctions(TorchFunctionMode):
         if not is_lane_tensor(weight):
             more = (weight, bias, stride, padding, dilation, groups)
             return self._across(lambda x: _run_flat(func, x, *more), input)
+        if self._evaluates_one_model:
+            run = partial(_run_single, func, (stride, padding, dilation, groups))
+            return self._across(run, input, weight, bias)
         stride, dilation = _repeat(stride, dims), _repeat(dilation, dims)
         if isinstance(padding, str):
             input, padding = _pad_for_name(input, padding, weight.shape[2:], dilation), 0
@@ -183,6 +191,9 @@ class LaneFunctions(TorchFunctionMode):
         dilation: Any = 1,
     ) -> Any:
         """A transposed convolution: one of x with zeros between its pixels, by turned kernels."""
+        if self._evaluates_one_model:
+            run = partial(_run_single, func, (stride, padding, output_padding, groups, dilation))
+            return self._across(run, input, weight, bias)
         stride, dilation = _repeat(stride, dims), _repeat(dilation, dims)
         extra, padding = _repeat(output_padding, dims), _repeat(padding, dims)
         sides: list[int] = []  # as F.pad takes them, last dimension first
@@ -404,6 +415,13 @@ def _attend_flat(query: Tensor, key: Tensor, value: Tensor, *mask: Tensor, more:
 def _run_flat(func: Any, x: Tensor, *more: Any) -> Any:
     """A function of everyone's samples x (k, B, ...) with weights that lanes share."""
     return func(x.flatten(0, 1), *more).unflatten(0, x.shape[:2])
+
+
+def _run_single(
+    func: Any, settings: tuple[Any, ...], x: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> Any:
+    """A function of one lane's samples x (1, B, ...) with its weights (1, ...)."""
+    return func(x[0], weight[0], None if bias is None else bias[0], *settings)[None]
 
 
 def _repeat(value: Any, dims: int) -> Any:
