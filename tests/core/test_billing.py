@@ -7,7 +7,7 @@ import pytest
 
 from flrce.config.experiment import Experiment
 from flrce.core.pieces import NeverStop
-from flrce.flower.guarded_strategy import EveryRound
+from flrce.flower.guarded import EveryRound
 from flrce.methods.catalogue import recipes
 from flrce.methods.stopping.budget import AnyOf, CostBudget, Patience
 from flrce.methods.stopping.conflict import UpdateConflicts

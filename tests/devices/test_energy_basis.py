@@ -30,7 +30,7 @@ from flrce.devices.costs import (
 )
 from flrce.devices.flops import StepTraffic
 from flrce.errors import BadInput
-from flrce.flower.measured_costs import MeasuredCosts
+from flrce.flower.device_records import MeasuredCosts
 from flrce.report.page import render_report
 from flrce.simulation import runs
 from flrce.storage.read import read_single_run

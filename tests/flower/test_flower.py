@@ -23,7 +23,7 @@ from flrce.config.experiment import Experiment
 from flrce.core.payloads import fingerprint_model
 from flrce.core.types import LocalWork, Task
 from flrce.errors import BadInput, UnfinishedRun
-from flrce.flower import FLrce, RecipeStrategy, compressing, introduce, local_training, server
+from flrce.flower import FLrce, RecipeStrategy, client, compressing, introduce, server
 from flrce.flower.arrays import ArrayTemplate, count_record_bytes
 from flrce.flower.engine import FlowerEngine
 from flrce.flower.grid import LocalGrid
@@ -646,7 +646,7 @@ def test_a_reply_to_another_model_is_refused():
 
 def test_what_an_app_holds_can_be_copied_to_another_process():
     """Flower's simulation engine sends the ClientApp to Ray's processes."""
-    shops = local_training.RunnerCache(local_training.TracingLock(), most=3)
+    shops = client.RunnerCache(client.TracingLock(), most=3)
     copied = pickle.loads(pickle.dumps(shops))
     assert copied.most == 3
     assert copied.tracing.working == 0

@@ -20,8 +20,8 @@ from flrce.cli.deploy import render_app_files, to_package_name
 from flrce.config.experiment import Experiment
 from flrce.data.sources import Source
 from flrce.errors import BadInput
-from flrce.flower import versions
-from flrce.flower.versions import explain_untested_version
+from flrce.flower import options
+from flrce.flower.options import explain_untested_version
 from flrce.simulation import runs
 from flrce.storage import read
 
@@ -83,9 +83,9 @@ def test_a_written_app_has_flowers_format_1(tmp_path):
 @pytest.mark.parametrize("version", ["1.37.0", "1.43.0", "2.0"])
 def test_an_untested_flower_is_named(version, monkeypatch, caplog):
     assert f"flwr {version} was not tested" in explain_untested_version(version)
-    monkeypatch.setattr(versions, "version", lambda name: version)
+    monkeypatch.setattr(options, "version", lambda name: version)
     with caplog.at_level("WARNING", logger="flwr"):
-        versions.warn_about_version()
+        options.warn_about_version()
     assert version in caplog.text
 
 

@@ -16,7 +16,7 @@ pytest.importorskip("flwr", reason="needs flrce[flower]")
 
 from flrce.config.experiment import Experiment
 from flrce.flower import LocalGrid
-from flrce.flower.versions import explain_untested_version
+from flrce.flower.options import explain_untested_version
 from flrce.simulation import runs
 
 BASELINE = Path(__file__).resolve().parents[2] / "examples" / "flower-baseline"

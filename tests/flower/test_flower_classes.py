@@ -16,7 +16,7 @@ from flwr.serverapp.strategy import FedAvg
 from flrce.core.types import PrimaryMetric
 from flrce.errors import BadInput
 from flrce.flower import FLrce, Guarded, Local, LocalGrid, client_app
-from flrce.flower.classes import BY_CLASS_RECORD, HELD, MAX_CLASSES, SUMS, explain_invalid_totals
+from flrce.flower.metrics import BY_CLASS_RECORD, HELD, MAX_CLASSES, SUMS, explain_invalid_totals
 from flrce.report import page, tables
 from flrce.storage import read
 from flrce.training.objectives import Classification

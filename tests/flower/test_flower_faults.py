@@ -26,8 +26,8 @@ from flrce.core.types import Payload, Reply, Task
 from flrce.errors import BadInput, UnfinishedRun
 from flrce.flower import FLrce, Guarded, RecipeStrategy, compressing, engine, introduce, server
 from flrce.flower.arrays import ArrayTemplate
+from flrce.flower.device_records import MeasuredCosts
 from flrce.flower.grid import LocalGrid
-from flrce.flower.measured_costs import MeasuredCosts
 from flrce.flower.wire import read_reply, write_reply
 from flrce.methods.catalogue import recipes
 from flrce.methods.compression.sparsify import TopK

@@ -14,8 +14,8 @@ from torch import nn
 
 from flower_helpers import plain_app, start
 from flrce.flower import FLrce, Local, LocalGrid, RecipeStrategy, client, client_app, introduce
-from flrce.flower.client_metrics import ClientReports
 from flrce.flower.engine import FlowerEngine
+from flrce.flower.metrics import ClientReports
 from flrce.flower.options import FlowerOptions
 from flrce.methods.catalogue import recipes
 from flrce_client import power_supply

@@ -15,7 +15,7 @@ from flower_helpers import plain_app, start
 from flrce.errors import BadInput, UnfinishedRun
 from flrce.flower import Guarded, introduce
 from flrce.flower.grid import LocalGrid
-from flrce.flower.strategy_state import restore_strategy, serialize_strategy
+from flrce.flower.guarded import restore_strategy, serialize_strategy
 from flrce.methods.stopping.budget import Patience
 from flrce.methods.stopping.conflict import UpdateConflicts
 

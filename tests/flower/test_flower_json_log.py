@@ -11,7 +11,7 @@ pytest.importorskip("flwr", reason="needs flrce[flower]")
 from flower_helpers import plain_app, start
 from flrce.errors import BadInput
 from flrce.flower import FLrce, LocalGrid
-from flrce.flower.json_log import JsonLineFormatter, use_json_log_if_asked
+from flrce.flower.options import JsonLineFormatter, use_json_log_if_asked
 
 
 def test_every_line_of_a_run_is_an_object(monkeypatch):

@@ -363,7 +363,7 @@ def test_what_travels_in_double_precision_becomes_single_in_a_copy(caplog):
 
 
 def test_clients_of_flower_that_hold_nothing_back_are_no_news(monkeypatch):
-    figures, said = pytest.importorskip("flrce.flower.client_metrics"), []
+    figures, said = pytest.importorskip("flrce.flower.metrics"), []
     monkeypatch.setattr(figures.log, "warning", lambda *told: said.append(told))
     done = run(
         quick(data={"partition": "iid", "holdout": 0.0}, engine={"name": "flower"}), data=CLASSES

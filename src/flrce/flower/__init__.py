@@ -12,9 +12,10 @@ from flrce.errors import BadInput, format_install_command
 
 #: public name -> where it is
 PUBLIC_NAMES = {
-    **dict.fromkeys(("FLrce", "Guarded", "RecipeStrategy"), "strategies"),
+    **dict.fromkeys(("FLrce", "RecipeStrategy"), "strategy"),
+    "Guarded": "guarded",
     **dict.fromkeys(("Local", "client_app"), "client"),
-    **dict.fromkeys(("compressing", "introduce"), "introduction"),
+    **dict.fromkeys(("compressing", "introduce"), "mods"),
     **dict.fromkeys(("Masked", "masked_app"), "secure"),
     "LocalGrid": "grid",
     "Result": "session",

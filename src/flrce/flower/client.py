@@ -1,33 +1,39 @@
-"""The client's side on Flower: a ClientApp that does any recipe's tasks, or two lines for one that
-exists already.
+"""The client's side on Flower: a ClientApp that does any recipe's tasks, from its samples and
+network to the reply.
 """
 
+import copy
 import math
-from collections.abc import Callable
-from dataclasses import replace
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
-from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
+from flrce.core.payload_bytes import count_value_bytes
 from flrce.core.payloads import fingerprint_model
-from flrce.core.types import ClientEvaluation, Reply, Task
-from flrce.flower import classes
-from flrce.flower.arrays import ArrayTemplate
-from flrce.flower.local_training import Local, RunnerCache, TracingLock
-from flrce.flower.metering import measure_cost
-from flrce.flower.task_training import (
-    build_plain_reply,
-    has_exact_model,
-    load_client_state,
-    read_message,
-    save_client_state,
-)
-from flrce.flower.wire import SAMPLES_KEY, read_task, write_reply
+from flrce.core.pieces import NoCompression
+from flrce.core.types import ClientEvaluation, LocalWork, Payload, Reply, Task
+from flrce.errors import BadInput
+from flrce.flower.arrays import ArrayTemplate, read_tensors
+from flrce.flower.metrics import BY_CLASS_RECORD, BY_CLASS_REQUEST_KEY, count_by_class
+from flrce.flower.mods import measure_cost
+from flrce.flower.wire import KEY_PREFIX, SAMPLES_KEY, read_task, write_reply
 from flrce.methods.own_pieces import register_installed_pieces
 from flrce.rng import make_stream
+from flrce.training.batches import Samples
 from flrce.training.client import ClientRunner, find_personal_state
+from flrce.training.cpu import why_none
+from flrce.training.objectives import Classification, Objective
+from flrce.training.update_chain import SGD, UpdateChain
+from flrce_client import flower as client_side
 from flrce_client.flower import (
     NextCall,
     get_client_name,
@@ -40,7 +46,180 @@ from flrce_client.flower import (
 from flrce_client.meter import JoulesReader, use_meter
 from flrce_client.power_supply import get_battery_metric
 
+IndexArray = NDArray[np.int64]
+
 __all__ = ["Local", "client_app", "compress_with_torch", "get_client_name", "introduce"]
+
+
+@dataclass(frozen=True, eq=False)
+class Local:
+    """What a client trains with: a network, a pool of samples x (n, ...) and labels y, and which of
+    them are its own.
+
+    `train` and `held` index the pool (by default all of it is trained on and none held back); a
+    sample reaches the network as x * scale + shift. `name` is the client's stable name; by default
+    what `get_client_name` finds.
+    """
+
+    net: nn.Module
+    x: Tensor
+    y: Tensor
+    train: Any = None  # positions, as an array from here on: (n,) int64
+    held: Any = None
+    scale: float = 1.0
+    shift: float = 0.0
+    name: str | None = None
+    objective: Objective = Classification()
+    kept: tuple[str, ...] = ()  # patterns of parameters that stay with this client
+    # "auto" trains with fused kernels where the network and the machine have them
+    kernel: str = "torch"
+
+    def __post_init__(self) -> None:
+        for name in ("train", "held"):  # a range, a list or a tensor will do
+            index = getattr(self, name)
+            if index is not None:
+                object.__setattr__(self, name, to_index_array(name, index))
+
+    @property
+    def train_index(self) -> IndexArray:
+        return np.arange(len(self.y)) if self.train is None else self.train
+
+
+def to_index_array(name: str, index: Any) -> IndexArray:
+    """Positions of samples as an array; a mask of booleans becomes the positions that are True."""
+    values = np.asarray(index)
+    if values.dtype == bool:
+        values = np.flatnonzero(values)
+    if values.ndim != 1 or (values.size and values.dtype.kind not in "iu"):
+        raise BadInput(
+            f"Local({name}=...) holds {values.dtype} of shape {values.shape}; use positions of"
+            " samples, such as range(100) or an array of integers"
+        )
+    return values.astype(np.int64, copy=False)
+
+
+class TracingLock:
+    """torch.fx patches every network's call while it traces one: in one process, it has to have it
+    to itself.
+    """
+
+    def __init__(self) -> None:
+        self.change, self.working = threading.Condition(), 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Ray hands copies of an app to its processes: each has its own turns
+        return (TracingLock, ())
+
+    @contextmanager
+    def hold_shared(self) -> Iterator[None]:
+        with self.change:
+            self.working += 1
+        try:
+            yield
+        finally:
+            with self.change:
+                self.working -= 1
+                self.change.notify_all()
+
+    @contextmanager
+    def hold_exclusive(self) -> Iterator[None]:
+        with self.change:  # held while it lasts, so nobody starts
+            self.change.wait_for(lambda: not self.working)
+            yield
+
+
+class RunnerCache:
+    """A Runner per thread and pool of samples: its network is bound to one client's work at a
+    time.
+    """
+
+    def __init__(self, tracing: TracingLock, most: int = 4) -> None:
+        self.here, self.tracing, self.most = threading.local(), tracing, most
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RunnerCache, (self.tracing, self.most)
+
+    def __call__(self, local: Local) -> ClientRunner:
+        kept: dict[int, tuple[Tensor, ClientRunner]] = self.here.__dict__.setdefault("kept", {})
+        if id(local.x) not in kept:
+            net, shape = copy.deepcopy(local.net), tuple(local.x.shape[1:])
+            with self.tracing.hold_exclusive():
+                native = local.kernel != "torch" and not why_none(net, shape)
+            samples = Samples(local.x, local.y, local.scale, local.shift)
+            runner = ClientRunner(net, shape, samples, native, local.objective, local.kept)
+            runner.compiled = local.kernel != "torch"
+            kept[id(local.x)] = (local.x, runner)
+            for old in list(kept)[: -self.most]:
+                del kept[old]
+        return kept[id(local.x)][1]
+
+
+def has_exact_model(message: Message) -> bool:
+    """Whether what was sent is the server's w, all of it and unrounded."""
+    arrays = client_side.get_model_arrays(message)
+    return set(arrays) != {"held"} and not {array.dtype for array in arrays.values()} & {
+        "float16",
+        "float64",
+    }
+
+
+def read_message(
+    message: Message, context: Context, runner: ClientRunner, tracing: TracingLock
+) -> tuple[Tensor, Task, ArrayTemplate | None]:
+    """(w, the task, the template of a reply to a strategy that is not ours)."""
+    config = next(iter(message.content.config_records.values()), ConfigRecord())
+    arrays = client_side.get_model_arrays(message)
+    if KEY_PREFIX + "t" not in config:
+        template = ArrayTemplate.from_arrays(arrays, runner.layout)
+        return template.pack(arrays), _build_plain_task(config, context), template
+    cap = count_value_bytes(runner.layout.size, torch.float64) + 2**16
+    extra = message.content.array_records.get("tensors", ArrayRecord())
+    task = read_task(config, read_tensors(extra, cap))
+    if set(arrays) != {"held"}:
+        return ArrayTemplate.from_arrays(arrays, runner.layout).pack(arrays), task, None
+    with tracing.hold_exclusive():
+        held = runner.get_part(task).held
+    w = torch.zeros(runner.layout.size)
+    w[held if held is not None else slice(None)] = read_tensors(arrays, cap)["held"]
+    return w, task, None
+
+
+def _build_plain_task(config: Mapping[str, Any], context: Context) -> Task:
+    """What to do under a strategy that sends no task: epochs, batch and lr of its config, else of
+    the run's.
+    """
+    settings = {**context.run_config, **config}
+    work = LocalWork(**{key: settings[key] for key in ("epochs", "batch") if key in settings})
+    links: list[Any] = [SGD(float(settings.get("lr", 0.1)))]
+    t = int(settings.get("server-round", 0))
+    return Task(
+        client_side.get_client_name(context),
+        0,
+        t,
+        int(settings.get("seed", 0)),
+        work,
+        update=UpdateChain(tuple(links)),
+        compressor=NoCompression(),
+    )
+
+
+def build_plain_reply(template: ArrayTemplate, w: Tensor, reply: Reply) -> RecordDict:
+    payload = reply.payload or Payload({})
+    metrics = MetricRecord({SAMPLES_KEY: reply.n, "train_loss": reply.loss})
+    return RecordDict({"arrays": template.unpack(w + payload.buffers["u"]), "metrics": metrics})
+
+
+def load_client_state(context: Context, t: int | None = None) -> dict[str, Tensor]:
+    """What this client kept before round t, or last: a round that is run again starts from the
+    same.
+    """
+    kept = client_side.load_client_state(context, t)
+    return {name: torch.from_numpy(values.copy()) for name, values in kept.items()}
+
+
+def save_client_state(context: Context, t: int, client_state: Mapping[str, Tensor]) -> None:
+    arrays = {name: x.detach().cpu().contiguous().numpy() for name, x in client_state.items()}
+    client_side.save_client_state(context, t, arrays)
 
 
 def client_app(load: Callable[[Context], Local], meter: JoulesReader | None = None) -> ClientApp:
@@ -99,12 +278,12 @@ def client_app(load: Callable[[Context], Local], meter: JoulesReader | None = No
         answer = RecordDict({"metrics": MetricRecord(metrics)})
         config = next(iter(message.content.config_records.values()), ConfigRecord())
         told = (
-            classes.count_by_class(runner, numbers, local.y[index])
-            if held and config.get(classes.BY_CLASS_REQUEST_KEY) is True
+            count_by_class(runner, numbers, local.y[index])
+            if held and config.get(BY_CLASS_REQUEST_KEY) is True
             else None
         )
         if told is not None:
-            answer[classes.BY_CLASS_RECORD] = told
+            answer[BY_CLASS_RECORD] = told
         return Message(answer, reply_to=message)
 
     app.train()(train)

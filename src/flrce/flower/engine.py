@@ -34,19 +34,28 @@ from flrce.core.types import (
     Task,
 )
 from flrce.errors import BadInput
-from flrce.flower import classes
 from flrce.flower.arrays import ArrayTemplate, count_record_bytes, to_array_record
-from flrce.flower.client_metrics import (
+from flrce.flower.device_records import LOST_BASE_ERROR, HeldModelTracker, MeasuredCosts
+from flrce.flower.evaluation import Evaluator
+from flrce.flower.messages import (
+    InquiryTracker,
+    MessageQueue,
+    OneTimeBuffers,
+    SentTask,
+    TaskTracker,
+    explain_failure,
+    log_round_start,
+)
+from flrce.flower.metrics import (
     LOSS_KEYS,
     PERCENT_SCALE,
     ClientReports,
+    compute_class_metrics,
     explain_implausible_metric,
     find_accuracy_scale,
+    find_metric,
+    read_valid_metrics,
 )
-from flrce.flower.evaluation import Evaluator, InquiryTracker
-from flrce.flower.held_models import LOST_BASE_ERROR, HeldModelTracker
-from flrce.flower.measured_costs import MeasuredCosts
-from flrce.flower.messages import MessageQueue, explain_failure
 from flrce.flower.nodes import LOSS_QUERY, NODE_UNAVAILABLE_CODE, ConnectedClient, NodeRegistry
 from flrce.flower.options import (
     EvaluateFunction,
@@ -55,7 +64,6 @@ from flrce.flower.options import (
     RoundConfig,
     resolve_config,
 )
-from flrce.flower.pending import OneTimeBuffers, SentTask, TaskTracker, log_round_start
 from flrce.flower.wire import read_reply, write_plain_config, write_task
 from flrce.training.client import ClientRunner
 
@@ -387,7 +395,7 @@ class FlowerEngine(Engine):
         values = [self.panel.each.get(nodes.get(name, 0)) for name in roster]
         if all(value is None for value in values):
             return None
-        by_class = classes.compute_class_metrics(self.panel.by_class) if self.panel.by_class else {}
+        by_class = compute_class_metrics(self.panel.by_class) if self.panel.by_class else {}
         return {"metric": self.panel.primary_metric.metric, "clients": values, **by_class}
 
     def losses(self, models: Sequence[Tensor], clients: Sequence[str]) -> Tensor:
@@ -404,8 +412,12 @@ class FlowerEngine(Engine):
             }
         )
         able = {self.online[client].node: client for client in clients if self.online[client].parts}
+        messages = [Message(content, node, LOSS_QUERY) for node in able]
         known = {client: loss for client, loss in self.claims.losses.items() if client in clients}
-        known |= self.inquiries.ask_metric(content, able, LOSS_QUERY, LOSS_KEYS)
+        for reply in self.inquiries.ask_nodes(messages)[1]:
+            loss = find_metric(read_valid_metrics(reply), LOSS_KEYS)
+            if loss is not None:
+                known[able[reply.metadata.src_node_id]] = loss
         unknown = 2 * max(known.values(), default=0.0)
         return torch.tensor([known.get(client, unknown) for client in clients], dtype=torch.float64)
 

@@ -1,10 +1,5 @@
-"""A model before its judges, the clients with their hold-outs and the server where it has samples;
-and questions to nodes (an evaluation, a loss): one that hangs costs a single timeout.
-"""
+"""A model before its judges: the clients with their hold-outs, the server where it has samples."""
 
-import logging
-import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,11 +9,13 @@ from flwr.serverapp import Grid
 
 from flrce.core.payloads import is_finite_number
 from flrce.core.types import ClientEvaluation, Evaluation, PrimaryMetric, Reply
-from flrce.flower import classes
 from flrce.flower.arrays import ArrayTemplate
-from flrce.flower.client_metrics import (
+from flrce.flower.messages import InquiryTracker
+from flrce.flower.metrics import (
     ACCURACY_KEYS,
+    BY_CLASS_REQUEST_KEY,
     LOSS_KEYS,
+    ClassTotals,
     aggregate_metrics,
     average_by_metric,
     explain_implausible_metric,
@@ -27,8 +24,8 @@ from flrce.flower.client_metrics import (
     find_metric,
     get_reply_metrics,
     read_valid_metrics,
+    sum_class_totals,
 )
-from flrce.flower.messages import MessageQueue
 from flrce.flower.nodes import ConnectedClient
 from flrce.flower.options import EvaluateFunction, FlowerOptions, RoundConfig, resolve_config
 from flrce.rng import make_stream
@@ -71,7 +68,7 @@ class Evaluator:
         # node -> its own figure of the primary metric, of the model judged last
         self.each: dict[int, float] = {}
         self.sent_bytes = 0  # of models to judges, since they were booked last
-        self.by_class: classes.ClassTotals | None = None  # likewise, over the judges that told it
+        self.by_class: ClassTotals | None = None  # likewise, over the judges that told it
 
     def is_due(self, t: int, last: bool) -> bool:
         """Whether a model is to be judged in round t; once, whatever is made of it."""
@@ -97,9 +94,9 @@ class Evaluator:
 
     def ask_judges(self, messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:
         """(the messages that were sent, the answers); models that travel are counted."""
-        askable = self.inquiries.select_askable(messages)
-        self.sent_bytes += self.template.nbytes * len(askable)
-        return askable, list(self.inquiries.ask_nodes(askable).values())
+        sent, answers = self.inquiries.ask_nodes(messages)
+        self.sent_bytes += self.template.nbytes * len(sent)
+        return sent, answers
 
     def take_sent_bytes(self) -> int:
         """Bytes of the models that judges were sent since this was asked last."""
@@ -185,7 +182,7 @@ class Evaluator:
         """What judges are told besides the model."""
         return {
             **resolve_config(self.config, t),
-            **({classes.BY_CLASS_REQUEST_KEY: True} if self.options.by_class else {}),
+            **({BY_CLASS_REQUEST_KEY: True} if self.options.by_class else {}),
         }
 
     def _store_client_metrics(
@@ -201,7 +198,7 @@ class Evaluator:
             if good and self.options.by_class
         ]
         samples = [get_reply_metrics(reply)[self.options.weight_key] for reply in heard]
-        self.by_class = classes.sum_class_totals(heard, samples, self.primary_metric)
+        self.by_class = sum_class_totals(heard, samples, self.primary_metric)
 
     def _collect_node_metrics(
         self, replies: Sequence[Message], told: Sequence[bool], most: float
@@ -254,84 +251,4 @@ class Evaluator:
             head.better == "lower",
             alike,
             pooled,
-        )
-
-
-MAX_MISSES = 3  # times in a row without an answer in time, after which a node is not asked again
-log = logging.getLogger("flwr")
-
-
-class InquiryTracker:
-    """One kind of question. A node that does not answer in time is not asked again until it has
-    answered.
-
-    After MAX_MISSES such questions in a row it is not asked again in this run.
-    """
-
-    def __init__(self, grid: Grid, timeout: float, subject: str) -> None:
-        self.grid, self.timeout, self.subject = grid, timeout, subject
-        self.post = MessageQueue(grid)
-        self.open: dict[str, int] = {}  # message whose answer did not come in time -> its node
-        # node -> questions in a row that it did not answer in time
-        self.misses: Counter[int] = Counter()
-
-    def select_askable(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages but for those to nodes that still owe an answer, or that were given up."""
-        for reply in self.grid.pull_messages(list(self.open)) if self.open else []:
-            self.open.pop(reply.metadata.reply_to_message_id, None)
-        silent = {
-            *self.open.values(),
-            *(node for node, count in self.misses.items() if count >= MAX_MISSES),
-        }
-        return [message for message in messages if message.metadata.dst_node_id not in silent]
-
-    def ask_nodes(self, messages: Sequence[Message]) -> dict[int, Message]:
-        """Position -> answer, of those that answer in time."""
-        ids = self.post.send(messages)
-        at = {key: i for i, key in enumerate(ids) if key}
-        found = {
-            at[key]: reply
-            for key, reply, _ in self.post.iter_answers(at, time.monotonic() + self.timeout)
-        }
-        for key, i in at.items():
-            node = messages[i].metadata.dst_node_id
-            if i in found:
-                self.misses.pop(node, None)
-            else:
-                self._note_miss(key, node)
-        return dict(sorted(found.items()))
-
-    def ask_metric(
-        self, content: RecordDict, clients: Mapping[int, str], kind: str, metrics: Sequence[str]
-    ) -> dict[str, float]:
-        """Client -> the first of these metrics in its answer, of the `clients` (by node) that
-        answer with one.
-        """
-        messages = self.select_askable([Message(content, node, kind) for node in clients])
-        values = {
-            at: find_metric(read_valid_metrics(reply), metrics)
-            for at, reply in self.ask_nodes(messages).items()
-        }
-        return {
-            clients[messages[at].metadata.dst_node_id]: value
-            for at, value in values.items()
-            if value is not None
-        }
-
-    def _note_miss(self, key: str, node: int) -> None:
-        self.post.forget_message(key)
-        self.open[key] = node
-        self.misses[node] += 1
-        until = (
-            "again in this run"
-            if self.misses[node] >= MAX_MISSES
-            else "again until it has answered"
-        )
-        log.warning(
-            "node %d: no %s within %g s, %d in a row; it is not asked %s",
-            node,
-            self.subject,
-            self.timeout,
-            self.misses[node],
-            until,
         )

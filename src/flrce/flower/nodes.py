@@ -11,7 +11,6 @@ from flwr.serverapp import Grid
 
 from flrce.core.gate import MAX_SAMPLES_PER_CLIENT
 from flrce.core.pieces import MalformedPayload
-from flrce.flower.messages import MAX_FETCHED_ANSWERS
 from flrce_client.wire import HELLO_QUERY, KEY_PREFIX, validate_client_name
 
 LOSS_QUERY = "query.flrce_loss"  # the mean loss of a model on its training samples
@@ -19,6 +18,7 @@ NODE_UNAVAILABLE_CODE = 5  # Flower's error code of a node that is unavailable
 NEWCOMER_WAIT_SECONDS = 2.0  # seconds without an answer after which newcomers are not waited for
 # and times the longest wait for an answer so far, which may be long where each starts a process
 MAX_WAIT_RATIO = 3
+MAX_FETCHED_ANSWERS = 1000  # answers fetched together where their size is no matter
 SCOUT_NODES = 2  # nodes that are asked before all others whether they know the question
 UNKNOWN_QUERY_MESSAGE = "No query function registered"  # what Flower says of an app that does not
 RESERVED_NAME_PATTERN = re.compile(r"node-\d+")  # what nodes without a name are called

@@ -1,21 +1,34 @@
-"""What a user may set about a run on Flower."""
+"""What a user may set about a run on Flower, in arguments and in the environment; which versions of
+Flower were tested, and what users of its older interface (`flwr.server`, NumPyClient) change.
+"""
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Protocol
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from flrce.core.types import ClientCost, PendingTask, Reply, Round, Task
 from flrce.devices.costs import DeviceProfile
-from flrce.errors import BadInput, format_one_line
+from flrce.errors import BadInput, format_one_line, suggest_name
+from flrce.flower import SUPPORTED_VERSIONS
 from flrce.training.metrics import MetricLike
+from flrce_client.errors import CLIENT_MIGRATION
 
 # round, model -> the server's own metrics
 EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]
 # replies, key of their weights -> metrics
 MetricsAggregation = Callable[[list[RecordDict], str], MetricRecord]
 RoundConfig = Mapping[str, Any] | Callable[[int], Mapping[str, Any]]  # for every round, or by round
+log = logging.getLogger("flwr")
+LOG_VARIABLE = "FLRCE_LOG"
+MAX_LINE_CHARACTERS = 4000
 
 
 def resolve_config(config: RoundConfig, t: int) -> Mapping[str, Any]:
@@ -97,3 +110,101 @@ class ServerContext:
     costs: ModelledCosts | None = None  # a model of the fleet, where it is only simulated
     watch: Callable[[Round], None] | None = None  # is shown every round
     judges: tuple[MetricLike, ...] = ()  # metrics of the objective
+
+
+def explain_untested_version(installed: str) -> str:
+    """What to say about a version of Flower that no test has seen; "" for the others.
+
+    >>> explain_untested_version("1.41.0")
+    ''
+    """
+    least, most = (tuple(map(int, text.split("."))) for text in SUPPORTED_VERSIONS.split(" to "))
+    found = tuple(int(part) for part in re.findall(r"\d+", installed)[:2])
+    if least <= found <= most:
+        return ""
+    return (
+        f"flwr {installed} was not tested with this version of flrce; tested were"
+        f" {SUPPORTED_VERSIONS}: if a run fails, install one of those"
+    )
+
+
+def warn_about_version() -> None:
+    """Log a line where the installed Flower was not tested."""
+    try:
+        problem = explain_untested_version(version("flwr"))
+    except PackageNotFoundError:  # a checkout of Flower's own
+        return
+    if problem:
+        log.warning(problem)
+
+
+#: argument of the older FedAvg -> what takes its place
+LEGACY_ARGUMENTS = {
+    "fraction_fit": "fraction_train",
+    "min_fit_clients": "min_train_nodes",
+    "min_evaluate_clients": "min_evaluate_nodes",
+    "min_available_clients": "min_available_nodes",
+    "evaluate_fn": "evaluate_fn of start",
+    "on_fit_config_fn": "train_config of start",
+    "on_evaluate_config_fn": "evaluate_config of start",
+    "initial_parameters": "initial_arrays of start",
+    "fit_metrics_aggregation_fn": "train_metrics_aggr_fn",
+    "evaluate_metrics_aggregation_fn": "evaluate_metrics_aggr_fn",
+    "accept_failures": "minimum_replies",
+    "inplace": "nothing, leave it out",
+}
+#: what a ClientApp of the older interface raises when it is sent a message of the newer one
+LEGACY_CLIENT_MARKS = ("fitins.parameters", "evaluateins.parameters")
+
+
+def refuse_unknown_arguments(strategy: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """BadInput for arguments that a strategy does not have, with what takes their place."""
+    unknown = [name for name in given if name not in set(known)]
+    if not unknown:
+        return
+    legacy = [name for name in unknown if name in LEGACY_ARGUMENTS]
+    if legacy:
+        moves = ", ".join(f"{name} -> {LEGACY_ARGUMENTS[name]}" for name in legacy)
+        raise BadInput(
+            f"{strategy}: arguments of Flower's older strategies (flwr.server); flrce needs the"
+            f" Message API (flwr.serverapp): {moves}; see docs/flower.md#from-the-older-interface"
+        )
+    name = unknown[0]
+    raise BadInput(
+        f"{strategy} has no argument {format_one_line(name, 40)!r}: {suggest_name(name, known)}"
+    )
+
+
+def explain_legacy_client(reason: str) -> str:
+    """The migration, where a client's failure is that of the older interface; else ""."""
+    return CLIENT_MIGRATION if any(mark in reason for mark in LEGACY_CLIENT_MARKS) else ""
+
+
+class JsonLineFormatter(logging.Formatter):
+    """One record as one JSON object: when, level, logger, message, and the error where there is
+    one.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+            + f".{int(record.msecs):03d}Z",
+            "level": record.levelname,
+            "logger": record.name,
+            "message": format_one_line(record.getMessage(), MAX_LINE_CHARACTERS),
+        }
+        if record.exc_info:
+            entry["error"] = self.formatException(record.exc_info)
+        return json.dumps(entry)
+
+
+def use_json_log_if_asked() -> bool:
+    """Give the handlers of Flower's log the JSON formatter where the environment asks for it."""
+    kind = os.environ.get(LOG_VARIABLE, "")
+    if kind in ("", "text"):
+        return False
+    if kind != "json":
+        raise BadInput(f"{LOG_VARIABLE}={format_one_line(kind, 40)}: use json or text")
+    for handler in logging.getLogger("flwr").handlers:
+        handler.setFormatter(JsonLineFormatter())
+    return True

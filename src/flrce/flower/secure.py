@@ -23,7 +23,6 @@ from flwr.server.workflow import SecAggPlusWorkflow
 from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD, Key
 from flwr.serverapp import Grid
 
-from flrce.core.pieces import Recipe
 from flrce.core.types import (
     ClientCost,
     ClientEvaluation,
@@ -35,14 +34,12 @@ from flrce.core.types import (
 )
 from flrce.errors import BadInput
 from flrce.flower.arrays import ArrayTemplate, count_record_bytes
-from flrce.flower.client import evaluate_and_train
+from flrce.flower.client import Local, RunnerCache, TracingLock, evaluate_and_train
 from flrce.flower.engine import FlowerEngine
-from flrce.flower.local_training import Local, RunnerCache, TracingLock
 from flrce.flower.messages import explain_failure
 from flrce.flower.options import resolve_config
-from flrce.flower.strategy import ANY_P, FlrceStrategy
+from flrce.flower.strategy import FLrce
 from flrce.flower.wire import KEY_PREFIX, read_task, write_task
-from flrce.methods.catalogue import recipes
 from flrce_client.flower import get_client_name, introduce
 
 ARRAY_NAMES_KEY = KEY_PREFIX + "names"  # of the arrays, which the older interface leaves out
@@ -51,7 +48,7 @@ METRIC_ARRAY_COUNT = 2
 DROPPED_OUT_ERROR = "dropped out of the secure aggregation"
 
 
-class Masked(FlrceStrategy):
+class Masked(FLrce):
     """FLrce's preset `private` over SecAgg+. `workflow` is Flower's, with its shares, threshold,
     range and weights.
 
@@ -71,23 +68,14 @@ class Masked(FlrceStrategy):
         **settings: Any,
     ) -> None:
         self.refuse_unknown(settings)
-        given = {} if len(fedavg) > 1 else {"fraction_evaluate": 0.0}
-        super().__init__(*fedavg, **{**given, **settings})
-        self.workflow, self.per_round, self.by_fraction = workflow, per_round, per_round is None
-        self.local = {"epochs": epochs, "batch": batch, "lr": lr}
-        self.draft_recipe()
-
-    def draft_recipe(self) -> Recipe:
-        return recipes.flrce(preset="private", P=self.per_round or ANY_P, **self.local)
-
-    def choose_cohort_size(self, connected: int) -> int:
-        return self.per_round or super().choose_cohort_size(connected)
+        if len(fedavg) < 2:
+            settings.setdefault("fraction_evaluate", 0.0)
+        settings |= {"epochs": epochs, "batch": batch, "lr": lr}
+        super().__init__(*fedavg, per_round=per_round, preset="private", **settings)
+        self.workflow = workflow
 
     def build_engine(self, *args: Any, **kwargs: Any) -> FlowerEngine:
         return MaskedEngine(self.workflow, *args, **kwargs)
-
-    def build_recipe(self, engine: FlowerEngine, P: int) -> Recipe:
-        return recipes.flrce(preset="private", P=P, **self.local)
 
 
 class MaskedEngine(FlowerEngine):

@@ -28,7 +28,7 @@ from flrce.flower.client import Local, client_app
 from flrce.flower.grid import LocalGrid
 from flrce.flower.options import ServerContext
 from flrce.flower.session import Result
-from flrce.flower.strategies import RecipeStrategy
+from flrce.flower.strategy import RecipeStrategy
 from flrce.methods.own_pieces import register_recipe_pieces
 from flrce.models.flat import freeze_parameters, make_layout, pack_model
 from flrce.simulation.baseline import describe_data

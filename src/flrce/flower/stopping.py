@@ -17,7 +17,7 @@ from flrce.core.roles import StopRule, explain_wrong_role
 from flrce.core.types import RoundEvent, RoundRecord, Updates
 from flrce.errors import BadInput
 from flrce.flower.arrays import ArrayTemplate
-from flrce.flower.client_metrics import ACCURACY_KEYS, LOSS_KEYS, PERCENT_SCALE, find_metric
+from flrce.flower.metrics import ACCURACY_KEYS, LOSS_KEYS, PERCENT_SCALE, find_metric
 from flrce.methods.server.averages import EMA, RunningMeanState
 
 SEEN_FIELDS = ("headway", "way", "seconds")  # of a record besides rounds and metrics

@@ -1,4 +1,4 @@
-"""What our Flower strategies share: settings, and a `start` that can end early, keep state and
+"""FLrce and any recipe under Flower's own interface: a `start` that can end early, keep state and
 resume.
 """
 
@@ -19,29 +19,30 @@ from torch import nn
 
 from flrce.core import loop
 from flrce.core.pieces import FullModel, Recipe
-from flrce.core.roles import StopRule
+from flrce.core.roles import Compressor, StopRule
 from flrce.core.types import Round, State
 from flrce.devices.costs import DeviceProfile, load_profile
 from flrce.errors import BadInput, format_one_line, suggest_name
 from flrce.flower.arrays import ArrayTemplate
-from flrce.flower.classes import parse_class_names
 from flrce.flower.engine import FlowerEngine
 from flrce.flower.folder import format_settings, read_setting
-from flrce.flower.guarded_strategy import GuardedEngine
 from flrce.flower.hooks import OpenRound, list_overridden_hooks, run_hooked_round
-from flrce.flower.json_log import use_json_log_if_asked
+from flrce.flower.metrics import parse_class_names
 from flrce.flower.options import (
     EvaluateFunction,
     FlowerOptions,
     MetricsAggregation,
     RoundConfig,
     ServerContext,
+    refuse_unknown_arguments,
     require_count,
+    use_json_log_if_asked,
+    warn_about_version,
 )
 from flrce.flower.session import Result, Session
-from flrce.flower.versions import refuse_unknown_arguments, warn_about_version
 from flrce.flower.wire import SAMPLES_KEY
 from flrce.methods.catalogue import recipes
+from flrce.methods.catalogue.families import CONTRIBUTED_METHODS, suggest_replacement
 from flrce.methods.stopping.budget import AnyOf, CostBudget
 from flrce.training.batches import Samples
 from flrce.training.client import ClientRunner
@@ -245,11 +246,6 @@ class FlrceStrategy(Strategy):
         engine = self.build_engine(
             grid, template, options, runner, train, evaluate, judge, self._known.costs, host
         )
-        if own and isinstance(engine, GuardedEngine):
-            raise BadInput(
-                f"{type(self).__name__} overrides {own[0]}: override it in the strategy that is"
-                " guarded"
-            )
         recipe = self._complete_recipe(
             engine,
             read_setting(self.folder, "per_round")
@@ -348,6 +344,88 @@ class FlrceStrategy(Strategy):
             return None
         panel = self._engine.panel
         return panel.aggregate_evaluate(server_round, replies) if panel.asking else panel.by_clients
+
+
+class RecipeStrategy(FlrceStrategy):
+    """Any recipe, of the catalogue or your own, as a Flower strategy.
+
+    Its P counts, or as many as are connected; with `fraction_train`, that share of them. What else
+    it takes is as in `FlrceStrategy`.
+    """
+
+    def __init__(self, recipe: Recipe | str, *fedavg: Any, **settings: Any) -> None:
+        if isinstance(recipe, str):
+            if recipe not in recipes.CATALOGUE:
+                hint = suggest_replacement(recipe, recipes.CATALOGUE, CONTRIBUTED_METHODS)
+                raise BadInput(f"recipe {recipe!r}: {hint}")
+            recipe = recipes.CATALOGUE[recipe]()
+        if not isinstance(recipe, Recipe):
+            raise BadInput(f"recipe {format_one_line(recipe, 40)}: use a Recipe or the name of one")
+        if len(fedavg) < 3:
+            settings.setdefault("min_train_nodes", min(recipe.P, 2))
+        self.refuse_unknown(settings)
+        super().__init__(*fedavg, **settings)
+        self.recipe, self.by_fraction = recipe, bool(fedavg) or "fraction_train" in settings
+        self.kept = recipe.personal
+
+    def draft_recipe(self) -> Recipe:
+        return self.recipe
+
+    def choose_cohort_size(self, connected: int) -> int:
+        return super().choose_cohort_size(connected) if self.by_fraction else self.recipe.P
+
+    def build_recipe(self, engine: FlowerEngine, P: int) -> Recipe:
+        return replace(self.recipe, P=P) if self.by_fraction else self.recipe
+
+
+class FLrce(FlrceStrategy):
+    """Relationship-based selection and early stopping; takes the place of Flower's FedAvg.
+
+    Stops as its preset says, or with `psi` by the paper's rule: once a chosen client has so many
+    conflicting peers on average, a number or a percentage of those chosen. `per_round` clients
+    train, or `fraction_train` of those that are connected. `compressor` encodes the replies of
+    clients that can (`client_app`, or the mod `compressing`).
+
+    Where the preset averages models (all but `paper`, `authors`, and `hardened` with a psi), the
+    last model is the final one in short runs and while rounds go straight on, else the average;
+    whichever it is, it is evaluated. The rest is as in `FlrceStrategy`.
+    """
+
+    def __init__(
+        self,
+        *fedavg: Any,
+        psi: float | str | None = None,
+        per_round: int | None = None,
+        preset: str = "default",
+        compressor: Compressor | None = None,
+        epochs: int = 1,
+        batch: int = 32,
+        lr: float = 0.01,
+        **settings: Any,
+    ) -> None:
+        if per_round is not None and len(fedavg) < 3:
+            settings.setdefault("min_train_nodes", min(per_round, 2))
+        self.refuse_unknown(settings)
+        super().__init__(*fedavg, **settings)
+        self.per_round, self.by_fraction = per_round, per_round is None
+        self.psi, self.preset, self.compressor = psi, preset, compressor
+        self.local = {"epochs": epochs, "batch": batch, "lr": lr}
+        if per_round is not None:
+            require_count("per_round", per_round, least=1)
+        self.draft_recipe()
+
+    def draft_recipe(self) -> Recipe:
+        return self._make_recipe(self.per_round or ANY_P)
+
+    def choose_cohort_size(self, connected: int) -> int:
+        return self.per_round or super().choose_cohort_size(connected)
+
+    def build_recipe(self, engine: FlowerEngine, P: int) -> Recipe:
+        return self._make_recipe(P)
+
+    def _make_recipe(self, P: int) -> Recipe:
+        made = recipes.flrce(self.psi, self.preset, P, **self.local)
+        return replace(made, compressor=self.compressor) if self.compressor else made
 
 
 def make_budget(caps: Mapping[str, Any]) -> CostBudget:

@@ -2,19 +2,22 @@
 do the rest.
 """
 
+import json
 import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message
 from flwr.serverapp.strategy import Strategy
 from numpy.random import Generator
+from safetensors.torch import load, save
 from torch import Tensor
 
 from flrce.core.pieces import NoCompression, Recipe
@@ -32,8 +35,13 @@ from flrce.core.types import (
     Task,
     Updates,
 )
+from flrce.errors import BadInput, format_one_line
 from flrce.flower.arrays import ArrayTemplate
-from flrce.flower.client_metrics import (
+from flrce.flower.engine import FlowerEngine
+from flrce.flower.evaluation import Evaluator, MetricsAndEvaluation
+from flrce.flower.hooks import list_overridden_hooks
+from flrce.flower.messages import SentTask
+from flrce.flower.metrics import (
     ACCURACY_KEYS,
     find_accuracy_scale,
     find_metric,
@@ -41,16 +49,60 @@ from flrce.flower.client_metrics import (
     read_valid_metrics,
     select_consistent,
 )
-from flrce.flower.engine import FlowerEngine
-from flrce.flower.evaluation import Evaluator, MetricsAndEvaluation
 from flrce.flower.nodes import ConnectedClient
 from flrce.flower.options import resolve_config
-from flrce.flower.pending import SentTask
-from flrce.flower.strategy_state import restore_strategy, serialize_strategy
+from flrce.flower.strategy import FlrceStrategy
 from flrce.methods.client.workload import PlainTraining
 from flrce.rng import make_stream
 
 log = logging.getLogger("flwr")
+
+
+class Guarded(FlrceStrategy):
+    """Any of Flower's own strategies behind our gate, with books, stop rules, budgets, checkpoints
+    and resume.
+
+    Strategies whose arrays change shape from round to round (XGBoost's) cannot be guarded.
+    """
+
+    def __init__(
+        self, strategy: Strategy, *, state: Path | str | None = None, seed: int = 0, **settings: Any
+    ) -> None:
+        if not isinstance(strategy, Strategy):
+            raise BadInput(
+                f"Guarded({format_one_line(strategy, 40)}): use a strategy of"
+                " flwr.serverapp.strategy; see docs/flower.md#from-the-older-interface"
+            )
+        inner = getattr(strategy, "strategy", strategy)
+        same = (
+            "fraction_train",
+            "min_train_nodes",
+            "weighted_by_key",
+            "arrayrecord_key",
+            "configrecord_key",
+        )
+        taken = {name: getattr(inner, name) for name in same if hasattr(inner, name)}
+        self.refuse_unknown(settings)
+        super().__init__(state=state, seed=seed, **{**taken, "min_available_nodes": 1, **settings})
+        self.strategy, self.by_fraction = strategy, False
+        self._stops = tuple(EveryRound(rule) for rule in self._stops)
+
+    def build_engine(self, *args: Any, **kwargs: Any) -> FlowerEngine:
+        own = list_overridden_hooks(self, FlrceStrategy)
+        if own:
+            raise BadInput(
+                f"{type(self).__name__} overrides {own[0]}: override it in the strategy that is"
+                " guarded"
+            )
+        return GuardedEngine(self.strategy, *args, **kwargs)
+
+    def build_recipe(self, engine: FlowerEngine, P: int) -> Recipe:
+        assert isinstance(engine, GuardedEngine)
+        return build_guarded_recipe(engine, P)
+
+    def summary(self) -> None:
+        super().summary()
+        self.strategy.summary()
 
 
 class TooFewNodes(TimeoutError):
@@ -296,3 +348,79 @@ def flatten_arrays(template: ArrayTemplate, arrays: ArrayRecord) -> Tensor:
     """w of a record that our own server's strategy made, whatever its dtypes."""
     parts = [np.asarray(arrays[s.name].numpy()).reshape(s.shape) for s in template.layout.slots]
     return torch.cat([torch.from_numpy(part.reshape(-1)).to(template.dtype) for part in parts])
+
+
+def serialize_strategy(strategy: Strategy) -> Tensor:
+    """A strategy's numbers and arrays as bytes; whatever is neither, such as functions, stays
+    out.
+    """
+    arrays: dict[str, Tensor] = {}
+    plain: dict[str, Any] = {}
+    for name, owner, key in _iter_attributes(strategy):
+        value = getattr(owner, key)
+        if value is None or isinstance(value, bool | int | float | str):
+            plain[name] = value
+            continue
+        kind, found = _extract_arrays(value)
+        if kind:
+            plain[name] = [kind, *found]
+            arrays |= {
+                f"{name}/{i}": torch.from_numpy(np.array(x, order="C"))
+                for i, x in enumerate(found.values())
+            }
+    header = json.dumps(plain).encode()
+    return torch.frombuffer(
+        bytearray(len(header).to_bytes(8, "little") + header + save(arrays)), dtype=torch.uint8
+    )
+
+
+def restore_strategy(strategy: Strategy, blob: Tensor) -> None:
+    """Give a strategy back what `serialize_strategy` took down."""
+    data = blob.numpy().tobytes()
+    size = int.from_bytes(data[:8], "little")
+    plain, arrays = json.loads(data[8 : 8 + size]), load(data[8 + size :])
+    for name, owner, key in list(_iter_attributes(strategy)):
+        if name not in plain:
+            continue
+        value = plain[name]
+        if isinstance(value, list):
+            kind, *keys = value
+            value = _rebuild_value(
+                kind, {k: arrays[f"{name}/{i}"].numpy() for i, k in enumerate(keys)}
+            )
+        setattr(owner, key, value)
+
+
+def _extract_arrays(value: Any) -> tuple[str, dict[str, Any]]:
+    """("array" | "list" | "dict" | "record", its arrays by name), or "" for anything else."""
+    if isinstance(value, np.ndarray):
+        kind, found = "array", {"": value}
+    elif isinstance(value, ArrayRecord):
+        kind, found = "record", {name: array.numpy() for name, array in value.items()}
+    elif isinstance(value, dict):
+        kind, found = "dict", value
+    elif isinstance(value, list):
+        kind, found = "list", {str(i): x for i, x in enumerate(value)}
+    else:
+        return "", {}
+    fine = all(
+        isinstance(x, np.ndarray | np.generic) and x.dtype.kind in "fiub" for x in found.values()
+    )
+    return (kind, found) if fine and all(isinstance(name, str) for name in found) else ("", {})
+
+
+def _rebuild_value(kind: str, found: dict[str, Any]) -> Any:
+    if kind == "array":
+        return found[""]
+    if kind == "list":
+        return list(found.values())
+    return found if kind == "dict" else ArrayRecord({name: Array(x) for name, x in found.items()})
+
+
+def _iter_attributes(strategy: Any, prefix: str = "") -> Iterable[tuple[str, Any, str]]:
+    """(path, object, attribute) of a strategy and of those it wraps."""
+    for key, value in vars(strategy).items():
+        if isinstance(value, Strategy):
+            yield from _iter_attributes(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, strategy, key

@@ -1,11 +1,14 @@
 """What an app of the user's own takes from here; none of it imports torch before it is needed."""
 
-from collections.abc import Mapping
-from typing import Any
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, TypeVar
 
 from flwr.app import Context, Message
 
-from flrce.flower.metering import measure_cost
+from flrce.devices.energy import EnergyMeter, EnergyReading
 from flrce_client.codecs import CODECS
 from flrce_client.flower import (
     EncodingMod,
@@ -18,6 +21,28 @@ from flrce_client.flower import (
 from flrce_client.wire import COMPRESSOR_KEY
 
 __all__ = ["compressing", "introduce"]
+T = TypeVar("T")
+_meter_lock = threading.Lock()
+
+
+@cache
+def _get_meter() -> EnergyMeter:
+    return EnergyMeter()
+
+
+def measure_cost(work: Callable[[], T]) -> tuple[T, EnergyReading]:
+    """The work's result and cost; joules only where no other client works on this machine at the
+    same time.
+    """
+    if not _meter_lock.acquire(blocking=False):
+        start = time.monotonic()
+        return work(), EnergyReading(time.monotonic() - start)
+    try:
+        return _get_meter().measure(work)
+    finally:
+        _meter_lock.release()
+
+
 _encode_with_numpy = EncodingMod(measure=measure_cost)
 
 
@@ -36,14 +61,7 @@ def compressing(message: Message, context: Context, call_next: NextCall) -> Mess
 
 def _has_numpy_code(config: Mapping[str, Any]) -> bool:
     """Whether the task's compressor, and those within it, have a counterpart in numpy."""
-    names = [config[key] for key in list_code_keys(config)]
-    return all(name in CODECS for name in names)
-
-
-def list_code_keys(config: Mapping[str, Any]) -> list[str]:
-    """Keys under which the names of the task's compressor and of those within it lie."""
-    keys, key = [], COMPRESSOR_KEY
-    while key in config:
-        keys.append(key)
+    key = COMPRESSOR_KEY
+    while config.get(key, "") in CODECS:
         key += ".inner"
-    return keys
+    return key not in config
