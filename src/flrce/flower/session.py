@@ -221,7 +221,12 @@ class Session:
         last = None if model is state.w else self.engine.template.to_named_tensors(state.w)
         final = self.engine.break_down_metric(state.t, state.roster) if ended else None
         ledger.write_results(
-            state, self.engine.trainable, self.engine.template.to_named_tensors(model), last, final
+            state,
+            self.engine.trainable,
+            self.engine.template.to_named_tensors(model),
+            last,
+            final,
+            stop=self.recipe.stop,
         )
 
     def _salvage_results(self, roster: tuple[str, ...]) -> None:

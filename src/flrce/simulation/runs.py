@@ -367,6 +367,7 @@ def _write_results(
             last,
             final,
             count_frozen_bytes(built.net),
+            built.recipe.stop,
         )
 
 

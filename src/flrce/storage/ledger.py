@@ -14,6 +14,7 @@ from torch import Tensor
 from flrce.core.client_tables import RelationshipMap
 from flrce.core.host import sync_folder
 from flrce.core.record import fill_start_times
+from flrce.core.roles import StopRule
 from flrce.core.types import Round, RoundRecord, State
 from flrce.errors import BadInput, format_one_line
 from flrce.storage import checkpoint
@@ -28,6 +29,7 @@ from flrce.storage.ledger_lines import (
     to_round_line,
 )
 from flrce.storage.limited import open_regular, split_lines
+from flrce.storage.recorded_rules import RULES_KEY, record_rules
 from flrce.storage.seal import SEAL_FILE, SEALED_FILES, read_lines, write_seal
 from flrce.storage.settings import (
     fingerprint_experiment,
@@ -136,16 +138,19 @@ class Ledger:
         last: Mapping[str, Tensor] | None = None,
         final: Mapping[str, Any] | None = None,
         base: int = 0,
+        stop: StopRule | None = None,
     ) -> None:
         """Write the final model, the `last` one if it differs, the relationship map and the
         summary.
 
         `final` has the metrics of the final model by client and class; `base` is the number of
-        bytes of the frozen part.
+        bytes of the frozen part; of a `stop` of the user's own the summary keeps what it saw.
         """
         self.lock.check_ownership()
         piece_state = state.server_state.get("selector")
         summary = summarize_run(state.history, state.w.numel(), trainable, base)
+        if stop is not None and (rules := record_rules(stop, state.history)):
+            summary[RULES_KEY] = rules
         with explain_write_errors(self.folder):
             write_atomically(
                 self.folder / "model.safetensors",

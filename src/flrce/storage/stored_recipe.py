@@ -1,7 +1,7 @@
 """RecordedRun: the settings, rounds, costs and relationship map of a run directory."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 from flrce.config.compose import build_local_settings, compose_recipe
 from flrce.config.recipe_names import complete_stored_table
 from flrce.core.pieces import Recipe
+from flrce.core.roles import ROLES, StopRule
 from flrce.core.types import RoundRecord
 from flrce.errors import BadInput
 from flrce.methods.stopping.conflict import UpdateConflicts
+from flrce.storage.recorded_rules import RULES_KEY, read_recorded_rules
 from flrce.storage.summary import summarize_run
 
 Int8Matrix = NDArray[np.int8]
@@ -92,19 +94,36 @@ class RecordedRun:
     def recipe(self) -> Recipe | None:
         """The recipe of the run; None if it needs user code, which a reader must not import."""
         table = complete_stored_table(self.experiment.get("recipe", {}))
-        if _names_user_code(table) or _names_user_code(self.experiment.get("train", {})):
+        return self._compose_recipe(table, self.experiment.get("train", {}))
+
+    @cached_property
+    def stop(self) -> StopRule | None:
+        """The stop rule of the recipe; None if it needs user code. Other pieces may need some."""
+        if self.recipe is not None:
+            return self.recipe.stop
+        table = complete_stored_table(self.experiment.get("recipe", {}))
+        dropped = {*ROLES, "minimum"} - {"stop"}
+        kept = {key: value for key, value in table.items() if key not in dropped}
+        composed = self._compose_recipe(kept, {})
+        return None if composed is None else composed.stop
+
+    @cached_property
+    def stop_rules(self) -> tuple[StopRule, ...]:
+        """The single stop rules of the recipe; those of a user's own as the run recorded them."""
+        if self.stop is not None:
+            return self.stop.list_rules()
+        return read_recorded_rules(self.extra.get(RULES_KEY))
+
+    def _compose_recipe(self, table: Mapping[str, Any], train: Mapping[str, Any]) -> Recipe | None:
+        """The recipe of these tables; None if they name user code."""
+        if _names_user_code(table) or _names_user_code(train):
             return None
         try:
             local = {"P": self.P, "rounds": self.experiment.get("rounds")}
-            local |= build_local_settings(self.experiment.get("train", {}))
+            local |= build_local_settings(train)
             return compose_recipe(table, local, self.experiment.get("stop", {}))
         except (BadInput, TypeError):  # of a version with another catalogue
             return None
-
-    @cached_property
-    def stop_rules(self) -> tuple[Any, ...]:
-        """The stop rules of the recipe, with those inside other rules."""
-        return tuple(_iter_rules(self.recipe.stop)) if self.recipe else ()
 
     @cached_property
     def conflict_rule(self) -> UpdateConflicts | None:
@@ -150,13 +169,3 @@ def _names_user_code(value: Any) -> bool:
     if isinstance(value, Mapping):
         return any(map(_names_user_code, value.values()))
     return isinstance(value, list) and any(map(_names_user_code, value))
-
-
-def _iter_rules(stop: Any) -> Iterator[Any]:
-    """A stop rule and the rules inside it."""
-    yield stop
-    for f in fields(stop):
-        inner = getattr(stop, f.name)
-        for each in inner if isinstance(inner, tuple) else (inner,):
-            if hasattr(each, "__dataclass_fields__"):
-                yield from _iter_rules(each)
