@@ -115,6 +115,39 @@ def test_commands_refuse_it_in_one_line(words, tmp_path, capsys):
     assert not marker.exists()
 
 
+OTHER = {"file": "far/other.toml", "overrides": [], "trust": True}
+#: functions of flrce that would import what their arguments name
+OWN_FUNCTIONS = {
+    "objective": {"objective": {"name": "flrce.cli.options:load_experiment", **OTHER}},
+    "model": {"model": {"name": "flrce.cli.options:load_experiment", "options": OTHER}},
+    "look": {"objective": {"name": "flrce.cli.options:look_at", **OTHER}},
+    "meter": {"fleet": {"availability": {"piece": "flrce.cli.profile:open_meter", "named": "m:x"}}},
+    "class": {"fleet": {"battery": {"piece": "flrce.core.state_values:load_class", "name": "m:x"}}},
+    "child": {"train": {"schedule": {"piece": "flrce.core.host:run_in_child", "work": "m:x"}}},
+    "client": {"train": {"schedule": {"piece": "flrce_client.meter:open_meter", "named": "m:x"}}},
+    "sampler": {"train": {"augment": ["flrce_client.meter:PowerSampler"]}},
+    "thread": {"train": {"augment": [{"piece": "flrce.cli.profile:PowerSampler", "every": 1}]}},
+    "partial": {"train": {"schedule": {"piece": "flrce.config.compose:partial", "func": "m:x"}}},
+    "lookup": {"train": {"schedule": {"piece": "flrce.core.record:attrgetter", "attr": "x"}}},
+}
+
+
+@pytest.mark.parametrize("words", [["doctor"], ["data", "info"], ["run", "--no-save"]])
+@pytest.mark.parametrize("name", OWN_FUNCTIONS)
+def test_functions_of_flrce_are_no_factories(name, words, tmp_path, capsys, monkeypatch):
+    """A file that names one would choose its arguments: another file, and that it is trusted."""
+    marker, far = tmp_path / "imported", tmp_path / "here" / "far"
+    far.mkdir()
+    (far / "m.py").write_text(NOISY.format(marker=str(marker)))
+    (far / "other.toml").write_text(tomli_w.dumps(with_recipe(aggregator="m:Steady")))
+    monkeypatch.syspath_prepend(far)
+    (tmp_path / "here" / "mine.toml").write_text(tomli_w.dumps(SMALL | OWN_FUNCTIONS[name]))
+    assert main([*words, "mine.toml"]) in ((2,) if words[0] == "run" else (0, 2))
+    assert not marker.exists()
+    assert "m" not in sys.modules
+    assert "Traceback" not in capsys.readouterr().err
+
+
 def looks(file, out):
     return [
         ["doctor", file],

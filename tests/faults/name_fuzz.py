@@ -6,6 +6,7 @@ that go, and canaries.
 """
 
 import importlib
+import inspect
 import random
 import sys
 from collections.abc import Callable
@@ -19,6 +20,13 @@ from flrce.data.sources import load_source
 from flrce.errors import BadInput
 
 SMALL: dict[str, Any] = {"rounds": 1, "clients": 6, "per_round": 2}
+OWN_MODULES = (
+    "flrce.cli.options",
+    "flrce.cli.profile",
+    "flrce.core.host",
+    "flrce.core.state_values",
+    "flrce_client.meter",
+)
 MODULES = (
     "os",
     "posix",
@@ -48,6 +56,7 @@ MODULES = (
     "pydantic",
     "flrce.simulation.runs",
     "flrce.cli.cli",
+    *OWN_MODULES,
     "flrce.core.pieces",
     "flrce.config.experiment",
     "flrce.storage.disk",
@@ -112,17 +121,41 @@ def prepared(folder: Path) -> Path:
     (stranger / "stranger").mkdir(parents=True, exist_ok=True)
     for path in (stranger / "stranger" / "__init__.py", stranger / "stranger" / "inner.py"):
         path.write_text(CANARY.format(canary=str(folder / "canary")))
+    (stranger / "other.toml").write_text('recipe = {aggregator = "stranger:Own"}')
     return stranger
+
+
+@cache
+def _list_own_functions() -> list[str]:
+    """Functions of flrce that ask for a file, or for a name."""
+    found = [
+        f"{module}:{attribute}"
+        for module in OWN_MODULES
+        for attribute, value in vars(importlib.import_module(module)).items()
+        if inspect.isfunction(value)
+    ]
+    return [name for name in found if _list_parameters(name) & {"file", "name", "named", "path"}]
 
 
 def name_of(rng: random.Random) -> str:
     """A name of code: mostly of something that is there."""
+    if rng.random() < 0.3:
+        return rng.choice(_list_own_functions())
     module = rng.choice(MODULES)
     known = sys.modules.get(module)
-    if known is None and module in sys.stdlib_module_names:
+    if known is None and (module in sys.stdlib_module_names or module.startswith("flrce")):
         known = importlib.import_module(module)
     attributes = sorted(vars(known)) if known is not None else ["Own", "METRIC"]
     return f"{module}:{rng.choice(attributes)}"
+
+
+def _list_parameters(name: str) -> set[str]:
+    """What the object of a name asks for; nothing where it is not loaded or does not say."""
+    module, _, attribute = name.partition(":")
+    try:
+        return set(inspect.signature(getattr(sys.modules.get(module), attribute)).parameters)
+    except (AttributeError, TypeError, ValueError):
+        return set()
 
 
 def tables_of(rng: random.Random, folder: Path) -> dict[str, Any]:
@@ -133,9 +166,18 @@ def tables_of(rng: random.Random, folder: Path) -> dict[str, Any]:
         "args": ["touch", str(folder / "canary")],
         "path": str(folder / "victim"),
         "source": harm,
+        "named": "stranger:Own",
+        "name": "stranger:Own",
+        "file": str(folder / "stranger-run" / "other.toml"),
+        "overrides": [],
+        "trust": True,
     }
-    some = dict(rng.sample(sorted(given.items()), rng.randint(0, 2)))
-    named: Any = {"piece": name_of(rng), **some} if rng.random() < 0.8 else name_of(rng)
+    name = name_of(rng)
+    wanted = _list_parameters(name)
+    some = dict(rng.sample(list(given.items()), rng.randint(0, 2)))
+    if rng.random() < 0.5:  # what it asks for
+        some = {key: value for key, value in given.items() if key in wanted}
+    named: Any = {"piece": name, **some} if rng.random() < 0.8 else name
     if rng.random() < 0.2:
         named = {"piece": "error-feedback", "inner": named}
     places: list[dict[str, Any]] = [
@@ -147,14 +189,9 @@ def tables_of(rng: random.Random, folder: Path) -> dict[str, Any]:
         {"fleet": {"availability": [named]}},
         {"fleet": {"battery": named}},
         {"data": {"trouble": [named]}},
-        {"objective": {"name": name_of(rng), **some}},
+        {"objective": {**some, "name": name}},
         {"objective": {"name": "classification", "metrics": [name_of(rng)]}},
-        {
-            "model": {
-                "name": name_of(rng),
-                "options": {k: v for k, v in some.items() if isinstance(v, str)},
-            }
-        },
+        {"model": {"name": name, "options": {k: v for k, v in some.items() if isinstance(v, str)}}},
     ]
     return {**SMALL, **rng.choice(places)}
 
@@ -185,7 +222,7 @@ def case(folder: Path, rng: random.Random) -> bool:
     _watching.append(True)
     path = list(sys.path)
     try:
-        if isinstance(trust, Trust) and trust.barred:
+        if isinstance(trust, Trust):
             sys.path.append(str(stranger))
         made = Experiment.from_tables(tables, trust=trust)
         made.build_network(load_source("digits"))

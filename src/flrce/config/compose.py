@@ -13,7 +13,7 @@ from flrce.core.bounds import SettingsSchema, format_value, get_schema, make_sch
 from flrce.core.piece_checks import explain_renamed_method
 from flrce.core.pieces import Recipe
 from flrce.core.roles import ROLES, explain_wrong_role
-from flrce.core.user_code import has_member, import_object, validate_factory
+from flrce.core.user_code import has_member, import_object, is_own_class, validate_factory
 from flrce.devices.cost_models import CostModel
 from flrce.errors import BadInput, format_one_line, suggest_name
 from flrce.methods.catalogue.families import (
@@ -312,6 +312,8 @@ def _explain_wrong_piece(role: str, kind: type) -> str:
         return explain_wrong_link(kind)
     if role == "costs" and not issubclass(kind, CostModel):
         return f"class {kind.__name__} must subclass flrce.CostModel; see docs/extending.md"
+    if is_own_class(kind) and kind not in PIECES[role].values():
+        return f"{kind.__name__} is no {role} of flrce; see docs/extending.md"
     if has_member(kind, ROLE_METHODS[role]):
         return ""
     if role == "availability" and has_member(kind, "__call__"):  # of (seed, client, round)

@@ -33,6 +33,7 @@ from flrce.errors import BadInput, format_one_line
 MODULE_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")  # package.module:Class
 ENTRY_POINTS = "flrce.pieces"
 OWN_PACKAGE = "flrce"
+DEVICE_PACKAGE = "flrce_client"
 #: pieces without a short name that files of earlier versions name by their former module
 MOVED_NAMES = {"flrce.stops.budget:AnyOf": "flrce.methods.stopping.budget:AnyOf"}
 
@@ -60,8 +61,10 @@ class Trust:
 
     def explain_refusal(self, place: ModulePlace, module: str) -> str:
         """Why the module may not be imported from this place; "" if it may."""
-        if module.partition(".")[0] == OWN_PACKAGE:
+        if _is_own_module(module):
             return ""
+        if module.partition(".")[0] == DEVICE_PACKAGE:
+            return "belongs to flrce's part for devices, which has no pieces"
         if place.kind == "standard":
             return "belongs to Python's own library, which has no pieces"
         if any(is_within(place.folder, folder) for folder in self.barred):
@@ -122,7 +125,7 @@ def import_object(name: str, where: str) -> Any:
     """
     module, attribute = split_name(MOVED_NAMES.get(name, name), where)
     trust = current_trust()
-    if trust.kind == "nothing" and module.partition(".")[0] != OWN_PACKAGE:
+    if trust.kind == "nothing" and not _is_own_module(module):
         raise UserCodeNotImported(
             f"{where} = {_quote_name(name)} names code; a command that only looks imports none"
             " (`doctor` and `data info` do with --trust)"
@@ -165,6 +168,15 @@ def split_name(name: str, where: str) -> tuple[str, str]:
     return module, attribute
 
 
+def _is_own_module(module: str) -> bool:
+    return module.partition(".")[0] == OWN_PACKAGE
+
+
+def is_own_class(kind: Any) -> bool:
+    """Whether an object is a class that flrce defines; one that it only imports is not."""
+    return isinstance(kind, type) and _is_own_module(kind.__module__)
+
+
 def _quote_name(name: str) -> str:
     return repr(format_one_line(name, 80))
 
@@ -200,11 +212,14 @@ def validate_factory(
 ) -> None:
     """BadInput unless `make` is a class that can be a `noun`, or a function that returns one.
 
-    `explain` tells why a class cannot; "" if it can. Nothing is called.
+    `explain` tells why a class cannot; "" if it can. Nothing is called. Of flrce itself, classes
+    only: a function of flrce may read files and import what they name.
     """
     while isinstance(make, functools.partial):
         make = make.func
     text, so = f"{where} = {_quote_name(name)}", f"so it is no {noun}; see docs/extending.md"
+    if _is_own_module(name.partition(":")[0]) and not is_own_class(make):
+        raise BadInput(f"{text} is no class of flrce, {so}")
     if isinstance(make, type):
         if why := explain(make):
             raise BadInput(f"{text}: {why}")
