@@ -21,7 +21,7 @@ from flrce.core import device_transfer
 from flrce.core.c_compiler import KernelUnavailable, find_toolchain, load_or_build_library
 
 MIN_COMPILED_FLOATS = 2**22  # floats of a model from which on it is worth a compiler
-COLUMNS, DOWN = 256, 4  # as in passes.c
+COLUMNS = 256  # as in passes.c
 ALIGNMENT_BYTES = 64  # bytes
 P, L, D = ctypes.c_void_p, ctypes.c_long, ctypes.c_double
 TABLE_ARGTYPES: list[Any] = [P, L, L, L]  # the updates, rows, stride, columns
@@ -34,7 +34,8 @@ def compiled_gram(U: Tensor) -> Tensor | None:
     code = _load_library() if _is_supported(U) else None
     if code is None:
         return None
-    rows = -(-len(U) // DOWN) * DOWN
+    tile = code.count_tile_rows()
+    rows = -(-len(U) // tile) * tile
     room = np.zeros(rows * COLUMNS + ALIGNMENT_BYTES // 8)
     wide = room[-room.ctypes.data % ALIGNMENT_BYTES // 8 :]
     G = torch.zeros(rows, rows, dtype=torch.float64)
@@ -117,4 +118,5 @@ def _load_library() -> ctypes.CDLL | None:
     code.turned.argtypes = [*TABLE_ARGTYPES, P, P, L, P]
     for each in (code.gram, code.mean, code.turned):
         each.restype = None
+    code.count_tile_rows.restype = L
     return code

@@ -3,40 +3,58 @@
 #include <stdint.h>
 #include <string.h>
 
+/* A tile of products has TILE rows and columns: that many sums, and the values of TILE columns, fit the registers. */
 #ifdef __AVX512F__
 #define LANES 8
+#define TILE 5
 #else
 #define LANES 4
+#define TILE 3
 #endif
 
 #define COLUMNS 256 /* at a time: those of ten rows, widened, stay in the first caches */
-#define DOWN 4      /* rows of a tile of products, */
-#define ACROSS 2    /* and columns: that many sums fit the registers */
+#define BLOCKS 8    /* blocks of a sketch for one row after the other: their signs and its sums stay there too */
 
 typedef double vec __attribute__((vector_size(8 * LANES)));
 
+/* `gram` wants a multiple of so many rows. */
+long count_tile_rows(void) { return TILE; }
+
+/* Rows lie far apart: the processor does not foresee that each goes on after the others' turn. */
+static void prefetch(const float *from) {
+    for (long c = 0; c < COLUMNS; c += 16) __builtin_prefetch(from + 2 * COLUMNS + c, 0, 3);
+}
+
 static void widened(const float *restrict from, double *restrict to, long count) {
+    prefetch(from);
     for (long c = 0; c < count; c++) to[c] = from[c];
     for (long c = count; c < COLUMNS; c++) to[c] = 0;
 }
 
-static void products(const double *wide, long P, double *G) {
-    for (long i = 0; i < P; i += DOWN)
-        for (long j = i; j < P; j += ACROSS) {
-            vec sum[DOWN][ACROSS];
-            memset(sum, 0, sizeof sum);
-            for (long c = 0; c < COLUMNS; c += LANES)
-                for (int r = 0; r < DOWN; r++)
-                    for (int q = 0; q < ACROSS; q++)
-                        sum[r][q] += *(const vec *)(wide + (i + r) * COLUMNS + c) *
-                                     *(const vec *)(wide + (j + q) * COLUMNS + c);
-            for (int r = 0; r < DOWN; r++)
-                for (int q = 0; q < ACROSS; q++)
-                    for (int lane = 0; lane < LANES; lane++) G[(i + r) * P + j + q] += sum[r][q][lane];
+/* The sums of one tile's products over COLUMNS columns of its rows and of its columns, added to G from the first lane
+ * to the last. */
+static void add_tile(const double *rows, const double *columns, long P, double *G) {
+    vec sum[TILE][TILE];
+    memset(sum, 0, sizeof sum);
+    for (long c = 0; c < COLUMNS; c += LANES) {
+        vec across[TILE];
+        for (int q = 0; q < TILE; q++) across[q] = *(const vec *)(columns + q * COLUMNS + c);
+        for (int r = 0; r < TILE; r++) {
+            vec down = *(const vec *)(rows + r * COLUMNS + c);
+            for (int q = 0; q < TILE; q++) sum[r][q] += down * across[q];
         }
+    }
+    for (int r = 0; r < TILE; r++)
+        for (int lane = 0; lane < LANES; lane++)
+            for (int q = 0; q < TILE; q++) G[r * P + q] += sum[r][q][lane];
 }
 
-/* The upper triangle of G (P, P), on zeros: dot products of all pairs of rows. P is a multiple of DOWN, and `wide` has
+static void products(const double *wide, long P, double *G) {
+    for (long i = 0; i < P; i += TILE)
+        for (long j = i; j < P; j += TILE) add_tile(wide + i * COLUMNS, wide + j * COLUMNS, P, G + i * P + j);
+}
+
+/* The upper triangle of G (P, P), on zeros: dot products of all pairs of rows. P is a multiple of TILE, and `wide` has
  * room for P * COLUMNS doubles, on zeros, where a vector may begin. */
 void gram(const float *U, long rows, long stride, long d, long P, double *wide, double *G) {
     for (long start = 0; start < d; start += COLUMNS) {
@@ -66,13 +84,14 @@ void mean(const float *U, long rows, long stride, long d, const double *n, doubl
 /* found (rows, 2 k), on zeros: blocks of k coordinates with their signs, each added from its offset on. */
 void turned(const float *U, long rows, long stride, long d, const int8_t *signs, const int64_t *offsets, long k,
             float *found) {
-    for (long block = 0; block * k < d; block++) {
-        long count = d - block * k < k ? d - block * k : k;
-        const int8_t *restrict sign = signs + block * k;
-        for (long r = 0; r < rows; r++) {
-            const float *restrict u = U + r * stride + block * k;
-            float *restrict into = found + r * 2 * k + offsets[block];
-            for (long c = 0; c < count; c++) into[c] += sign[c] * u[c];
-        }
-    }
+    long blocks = (d + k - 1) / k;
+    for (long first = 0; first < blocks; first += BLOCKS)
+        for (long r = 0; r < rows; r++)
+            for (long block = first; block < blocks && block < first + BLOCKS; block++) {
+                long count = d - block * k < k ? d - block * k : k;
+                const int8_t *restrict sign = signs + block * k;
+                const float *restrict u = U + r * stride + block * k;
+                float *restrict into = found + r * 2 * k + offsets[block];
+                for (long c = 0; c < count; c++) into[c] += sign[c] * u[c];
+            }
 }
