@@ -4,6 +4,7 @@ import errno
 import fcntl
 import hashlib
 import os
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ SIZES = [0, 1, BUFFER - 1, BUFFER, BUFFER + 1, 2 * BUFFER + 4097]
 def split_unevenly(data: bytes) -> list[memoryview]:
     """Pieces that end neither with a buffer nor with a block of the disk."""
     cuts = [0, 3, 3, 70_001, len(data)]
-    return [memoryview(data)[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
+    return [memoryview(data)[a:b] for a, b in pairwise(cuts)]
 
 
 def write_and_check(path, size):
