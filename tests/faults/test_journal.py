@@ -133,7 +133,7 @@ def test_damage_to_the_newest_commit(reference, tmp_path, damage, caplog, seen):
         caplog.clear()
         go(copy, resume=True)
         if damage != "remove" or "manifest" not in name:
-            assert "the commit before" in caplog.text
+            assert "previous commit" in caplog.text
         same(copy, wanted)
         shutil.rmtree(copy)
     seen(f"{len(names) + 2} files, spare used, BIT")
