@@ -40,7 +40,7 @@ ALLOWED_DTYPES = {
 BATCHNORM_SUFFIXES = ("running_mean", "running_var")  # BatchNorm: on the wire, but not trained
 
 
-def retry_on_system_error(work: Callable[[], T]) -> T:
+def _retry_on_system_error(work: Callable[[], T]) -> T:
     """Do the work, anew where CPython 3.11 stumbles: two threads that parse literals at once, as
     numpy does to read an array's header, may raise SystemError (python/cpython#106905).
     """
@@ -92,7 +92,7 @@ def read_array(
     ):
         raise MalformedPayload(f"{len(array.data)} bytes for {dtype} of shape {shape}")
     try:
-        found, fortran, kind, start = retry_on_system_error(
+        found, fortran, kind, start = _retry_on_system_error(
             lambda: _parse_header(_slice_header(array.data))
         )
     except Exception as why:  # whatever numpy's parser raises on hostile bytes
@@ -167,34 +167,23 @@ class ArrayTemplate:
             raise BadInput(
                 f"initial_arrays cannot be read: {why}; use arrays of plain numbers"
             ) from why
-        floats = [
-            name
+        shapes = {
+            name: value.shape
             for name, value in values.items()
             if value.dtype.name in FLOAT_DTYPES and not _is_constant_mask(value)
-        ]
-        if not floats:
+        }
+        if not shapes:
             raise BadInput(
                 "initial_arrays holds no floating-point array, so there is nothing to train"
             )
-        dtypes = {name: value.dtype.name for name, value in values.items()}
-        fixed = {name: arrays[name] for name in values if name not in floats}
-        if layout is not None:
-            if {s.name: s.shape for s in layout.slots} != {
-                name: values[name].shape for name in floats
-            }:
-                raise BadInput(
-                    "initial_arrays and the network have different tensors; use"
-                    " ArrayRecord(net.state_dict())"
-                )
-            return cls(layout, dtypes, fixed)
-        slots, offset, trainable = [], 0, 0
-        for name in sorted(floats, key=lambda name: name.endswith(BATCHNORM_SUFFIXES)):
-            slots.append(
-                TensorSlot(name, values[name].shape, offset, not name.endswith(BATCHNORM_SUFFIXES))
+        if layout is not None and {slot.name: slot.shape for slot in layout.slots} != shapes:
+            raise BadInput(
+                "initial_arrays and the network have different tensors; use"
+                " ArrayRecord(net.state_dict())"
             )
-            offset += values[name].size
-            trainable = offset if slots[-1].trainable else trainable
-        return cls(ModelLayout(tuple(slots), trainable, offset), dtypes, fixed)
+        dtypes = {name: value.dtype.name for name, value in values.items()}
+        fixed = {name: array for name, array in arrays.items() if name not in shapes}
+        return cls(layout or _arrange_arrays(shapes), dtypes, fixed)
 
     def pack(
         self, arrays: ArrayRecord, minus: Tensor | None = None, into: Tensor | None = None
@@ -266,6 +255,17 @@ class ArrayTemplate:
     @property
     def names(self) -> tuple[tuple[str, int], ...]:
         return tuple((slot.name, slot.size) for slot in self.layout.slots)
+
+
+def _arrange_arrays(shapes: Mapping[str, tuple[int, ...]]) -> ModelLayout:
+    """Trained arrays first, BatchNorm's statistics last, each in the record's order."""
+    slots, offset, trainable = [], 0, 0
+    for name in sorted(shapes, key=lambda name: name.endswith(BATCHNORM_SUFFIXES)):
+        is_trained = not name.endswith(BATCHNORM_SUFFIXES)
+        slots.append(TensorSlot(name, shapes[name], offset, is_trained))
+        offset += math.prod(shapes[name])
+        trainable = offset if is_trained else trainable
+    return ModelLayout(tuple(slots), trainable, offset)
 
 
 def to_array_record(tensors: Mapping[str, Tensor]) -> ArrayRecord:

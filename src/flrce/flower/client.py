@@ -222,28 +222,24 @@ def save_client_state(context: Context, t: int, client_state: Mapping[str, Tenso
     client_side.save_client_state(context, t, arrays)
 
 
-def client_app(load: Callable[[Context], Local], meter: JoulesReader | None = None) -> ClientApp:
-    """A ClientApp that does whatever task it is sent: epochs, proximal term, sub-models, freezing,
-    any compressor. Joules are those of `meter`, a function that returns the joules so far; without
-    it, of what FLRCE_METER names, or of the machine's counters.
-    """
-    register_installed_pieces()
-    if meter is not None:
-        use_meter(meter)
-    app = ClientApp()
-    tracing = TracingLock()
-    runners = RunnerCache(tracing)
+class MessageHandler:
+    """Does what messages ask of a client, with the samples and the network that `load` returns."""
 
-    def train(message: Message, context: Context) -> Message:
+    def __init__(self, load: Callable[[Context], Local]) -> None:
+        self.load, self.tracing = load, TracingLock()
+        self.runners = RunnerCache(self.tracing)
+
+    def train(self, message: Message, context: Context) -> Message:
+        """Any task, or the epochs, batch and rate of a strategy that sends no task."""
         if not restore_model(message, context):
             return Message(write_lost_reply(get_config(message)), reply_to=message)
-        local = load(context)
-        runner = runners(local)
-        w, task, template = read_message(message, context, runner, tracing)
+        local = self.load(context)
+        runner = self.runners(local)
+        w, task, template = read_message(message, context, runner, self.tracing)
         traces = bool(task.part.first) or (
             task.part.rate < 1 and task.part.rate not in runner.slices
         )
-        with tracing.hold_exclusive() if traces else tracing.hold_shared():
+        with self.tracing.hold_exclusive() if traces else self.tracing.hold_shared():
             reply, cost = measure_cost(
                 lambda: evaluate_and_train(
                     runner, local, w, task, load_client_state(context, task.t)
@@ -259,42 +255,59 @@ def client_app(load: Callable[[Context], Local], meter: JoulesReader | None = No
             write_reply(reply, cost.seconds, cost.joules, get_battery_metric()), reply_to=message
         )
 
-    def evaluate_samples(message: Message, context: Context, held: bool) -> Message:
-        local = load(context)
-        runner, index = runners(local), (local.held if held else local.train_index)
-        if index is None or not len(index):
-            return Message(
-                RecordDict({"metrics": MetricRecord({SAMPLES_KEY: 0})}), reply_to=message
-            )
-        arrays = get_model_arrays(message)
-        with tracing.hold_shared():
-            w = ArrayTemplate.from_arrays(arrays, runner.layout).pack(arrays).float()
-            found = runner.evaluate(w, index, find_personal_state(load_client_state(context)))
-        numbers = {name: each.double().numpy() for name, each in found.items()}
-        metrics: dict[str, Any] = {SAMPLES_KEY: len(index), "loss": float(numbers["loss"].mean())}
-        for evaluate_samples in runner.objective.evaluation_metrics:
-            value = float(evaluate_samples.value(numbers[evaluate_samples.name]))
-            metrics |= {evaluate_samples.name: value} if math.isfinite(value) else {}
-        answer = RecordDict({"metrics": MetricRecord(metrics)})
+    def evaluate(self, message: Message, context: Context) -> Message:
+        """Metrics of the model on the client's hold-out, by class where the message asks for it."""
+        local = self.load(context)
         config = next(iter(message.content.config_records.values()), ConfigRecord())
-        told = (
-            count_by_class(runner, numbers, local.y[index])
-            if held and config.get(BY_CLASS_REQUEST_KEY) is True
-            else None
-        )
-        if told is not None:
-            answer[BY_CLASS_RECORD] = told
+        answer, numbers = self._evaluate_samples(message, context, local, local.held)
+        if numbers and config.get(BY_CLASS_REQUEST_KEY) is True:
+            by_class = count_by_class(self.runners(local), numbers, local.y[local.held])
+            if by_class is not None:
+                answer[BY_CLASS_RECORD] = by_class
         return Message(answer, reply_to=message)
 
-    app.train()(train)
-    app.evaluate()(lambda message, context: evaluate_samples(message, context, held=True))
-    app.query("flrce_loss")(lambda message, context: evaluate_samples(message, context, held=False))
+    def report_loss(self, message: Message, context: Context) -> Message:
+        """Metrics of the model on the samples that the client trains with."""
+        local = self.load(context)
+        answer, _ = self._evaluate_samples(message, context, local, local.train_index)
+        return Message(answer, reply_to=message)
 
-    def identify_client(context: Context) -> tuple[str, int]:
-        local = load(context)
+    def identify_client(self, context: Context) -> tuple[str, int]:
+        """(name, number of training samples)."""
+        local = self.load(context)
         return local.name or get_client_name(context), len(local.train_index)
 
-    return introduce(app, identify_client, compresses=True, parts=True, differences=True)
+    def _evaluate_samples(
+        self, message: Message, context: Context, local: Local, index: IndexArray | None
+    ) -> tuple[RecordDict, dict[str, NDArray[np.float64]]]:
+        """(metrics over these samples, each metric's number of every sample)."""
+        if index is None or not len(index):
+            return RecordDict({"metrics": MetricRecord({SAMPLES_KEY: 0})}), {}
+        runner, arrays = self.runners(local), get_model_arrays(message)
+        with self.tracing.hold_shared():
+            w = ArrayTemplate.from_arrays(arrays, runner.layout).pack(arrays).float()
+            found = runner.evaluate(w, index, find_personal_state(load_client_state(context)))
+        numbers = {name: values.double().numpy() for name, values in found.items()}
+        metrics: dict[str, Any] = {SAMPLES_KEY: len(index), "loss": float(numbers["loss"].mean())}
+        for metric in runner.objective.evaluation_metrics:
+            value = float(metric.value(numbers[metric.name]))
+            metrics |= {metric.name: value} if math.isfinite(value) else {}
+        return RecordDict({"metrics": MetricRecord(metrics)}), numbers
+
+
+def client_app(load: Callable[[Context], Local], meter: JoulesReader | None = None) -> ClientApp:
+    """A ClientApp that does whatever task it is sent: epochs, proximal term, sub-models, freezing,
+    any compressor. Joules are those of `meter`, a function that returns the joules so far; without
+    it, of what FLRCE_METER names, or of the machine's counters.
+    """
+    register_installed_pieces()
+    if meter is not None:
+        use_meter(meter)
+    app, handler = ClientApp(), MessageHandler(load)
+    app.train()(handler.train)
+    app.evaluate()(handler.evaluate)
+    app.query("flrce_loss")(handler.report_loss)
+    return introduce(app, handler.identify_client, compresses=True, parts=True, differences=True)
 
 
 def evaluate_and_train(

@@ -57,13 +57,7 @@ from flrce.flower.metrics import (
     read_valid_metrics,
 )
 from flrce.flower.nodes import LOSS_QUERY, NODE_UNAVAILABLE_CODE, ConnectedClient, NodeRegistry
-from flrce.flower.options import (
-    EvaluateFunction,
-    FlowerOptions,
-    ModelledCosts,
-    RoundConfig,
-    resolve_config,
-)
+from flrce.flower.options import FlowerOptions, ModelledCosts, resolve_config
 from flrce.flower.wire import read_reply, write_plain_config, write_task
 from flrce.training.client import ClientRunner
 
@@ -92,19 +86,11 @@ class FlowerEngine(Engine):
         template: ArrayTemplate,
         options: FlowerOptions,
         runner: ClientRunner | None = None,
-        train_config: RoundConfig | None = None,
-        evaluate_config: RoundConfig | None = None,
-        judge: EvaluateFunction | None = None,
         costs: ModelledCosts | None = None,
         host: Any = None,
     ) -> None:
-        self.grid, self.template, self.options, self.runner, self.costs = (
-            grid,
-            template,
-            options,
-            runner,
-            costs,
-        )
+        self.grid, self.template, self.options = grid, template, options
+        self.runner, self.costs = runner, costs
         self.nodes = NodeRegistry(
             grid, options.ask, NODE_WAIT_SECONDS, costs.includes_client if costs else None
         )
@@ -115,13 +101,11 @@ class FlowerEngine(Engine):
         self.inquiries = InquiryTracker(grid, options.timeout, "loss")
         self.measured = MeasuredCosts(template, runner, options.profile)
         self.held = HeldModelTracker(template, options.arrays_key)
-        self.panel = Evaluator(
-            grid, template, options, evaluate_config or {}, judge, self._list_idle_clients, host
-        )
+        self.panel = Evaluator(grid, template, options, self._list_idle_clients, host)
         self.trainable, self.size = template.layout.trainable, template.layout.size
         self.shapes = tuple((slot.name, slot.shape) for slot in template.layout.slots)
         self.cap = limit_payload_bytes(self.size, len(template.names))  # as at the gate
-        self.train_config = train_config or {}
+        self.train_config = options.train_config
         self.blocks = runner.blocks if runner else 1
         self.online: dict[str, ConnectedClient] = {}
         self.unsent: list[Reply] = []  # of tasks that could not be sent

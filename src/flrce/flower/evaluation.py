@@ -27,7 +27,7 @@ from flrce.flower.metrics import (
     sum_class_totals,
 )
 from flrce.flower.nodes import ConnectedClient
-from flrce.flower.options import EvaluateFunction, FlowerOptions, RoundConfig, resolve_config
+from flrce.flower.options import FlowerOptions, resolve_config
 from flrce.rng import make_stream
 from flrce.training.metrics import is_poolable
 
@@ -35,8 +35,7 @@ MetricsAndEvaluation = tuple[MetricRecord | None, Evaluation | None]
 
 
 class Evaluator:
-    """Judges one model a round, once. `free` are the clients that may be asked; `own` is the
-    server's judgement.
+    """Judges one model a round, once. `free` are the clients that may be asked.
 
     `host` is a strategy with a configure_evaluate and an aggregate_evaluate of its own, to be used
     instead.
@@ -47,18 +46,10 @@ class Evaluator:
         grid: Grid,
         template: ArrayTemplate,
         options: FlowerOptions,
-        config: RoundConfig,
-        own: EvaluateFunction | None,
         free: Callable[[], list[ConnectedClient]],
         host: Any = None,
     ) -> None:
-        self.grid, self.template, self.options, self.config, self.own = (
-            grid,
-            template,
-            options,
-            config,
-            own,
-        )
+        self.grid, self.template, self.options = grid, template, options
         self.free, self.host = free, host or self
         self.inquiries = InquiryTracker(grid, options.timeout, "evaluation")
         self.asking = False  # at this moment
@@ -77,7 +68,8 @@ class Evaluator:
     def evaluate_model(self, arrays: ArrayRecord, t: int) -> Evaluation | None:
         """What the clients think of a model, or else the server."""
         self.last = t
-        self.by_server = self.own(t, arrays) if self.own else None
+        judge = self.options.evaluate_fn
+        self.by_server = judge(t, arrays) if judge else None
         self.asking = True
         try:
             self.by_clients, seen = self.query_clients(arrays, t)
@@ -121,13 +113,18 @@ class Evaluator:
         """
         if reply.error or reply.judged is not None:
             return reply
-        metric = self.primary_metric.metric
-        plain = metric == "accuracy"
-        value = find_metric(figures, (metric, *(ACCURACY_KEYS if plain else ())), most)
-        n = figures.get("held-examples", reply.n)
+        value, n = self._find_primary_metric(figures, most), figures.get("held-examples", reply.n)
         if value is None or type(n) is not int:
             return reply
-        return replace(reply, judged=ClientEvaluation(value / most if plain else value, n))
+        return replace(reply, judged=ClientEvaluation(value, n))
+
+    def _find_primary_metric(self, figures: Mapping[str, Any], most: float) -> float | None:
+        """The primary metric among these; accuracy from 0 to 1, whatever its scale there."""
+        name = self.primary_metric.metric
+        if name != "accuracy":
+            return find_metric(figures, (name,), most)
+        accuracy = find_metric(figures, ACCURACY_KEYS, most)
+        return None if accuracy is None else accuracy / most
 
     def configure_evaluate(
         self, t: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -155,69 +152,46 @@ class Evaluator:
         messages = list(self.host.configure_evaluate(t, arrays, config, self.grid))
         messages, replies = self.ask_judges(messages)
         mean = self.host.aggregate_evaluate(t, replies)
-        figures, key = list(map(get_reply_metrics, replies)), self.options.weight_key
-        most = find_accuracy_scale(figures)
-        told = [
-            not explain_implausible_metric(f, most) and is_finite_number(f.get(key)) and f[key] > 0
-            for f in figures
-        ]
-        sane = [f for f, good in zip(figures, told, strict=True) if good]
-        self._store_client_metrics(replies, told, most)
-        if self.options.judges and mean is not None:
-            return mean, self._build_evaluation(
-                sane, find_metric(mean, LOSS_KEYS) or 0.0, len(messages)
-            )
-        accuracies = [
-            value / most for f in sane if (value := find_metric(f, ACCURACY_KEYS, most)) is not None
-        ]
-        if mean is None or not accuracies:
-            return mean, None
-        down = self.template.nbytes * len(messages)
-        overall, loss = find_metric(mean, ACCURACY_KEYS, most), find_metric(mean, LOSS_KEYS)
-        return mean, Evaluation(
-            sum(accuracies) / len(accuracies), (overall or 0.0) / most, loss or 0.0, down
+        most, key = (
+            find_accuracy_scale(list(map(get_reply_metrics, replies))),
+            self.options.weight_key,
         )
+        usable = [reply for reply in replies if _is_usable(get_reply_metrics(reply), key, most)]
+        self._store_client_metrics(usable, most)
+        figures, down = list(map(get_reply_metrics, usable)), self.template.nbytes * len(messages)
+        if mean is None:
+            return None, None
+        loss = find_metric(mean, LOSS_KEYS) or 0.0
+        if self.options.judges:
+            return mean, self._build_evaluation(figures, loss, down)
+        known = [
+            value for f in figures if (value := find_metric(f, ACCURACY_KEYS, most)) is not None
+        ]
+        if not known:
+            return mean, None
+        overall = find_metric(mean, ACCURACY_KEYS, most) or 0.0
+        by_client = sum(value / most for value in known) / len(known)
+        return mean, Evaluation(by_client, overall / most, loss, down)
 
     def build_config(self, t: int) -> dict[str, Any]:
         """What judges are told besides the model."""
         return {
-            **resolve_config(self.config, t),
+            **resolve_config(self.options.evaluate_config, t),
             **({BY_CLASS_REQUEST_KEY: True} if self.options.by_class else {}),
         }
 
-    def _store_client_metrics(
-        self, replies: Sequence[Message], told: Sequence[bool], most: float
-    ) -> None:
+    def _store_client_metrics(self, replies: Sequence[Message], most: float) -> None:
         """What is kept of the judges' answers besides their means: each one's primary metric, and
         figures by class.
         """
-        self.each = self._collect_node_metrics(replies, told, most)
-        heard = [
-            reply
-            for reply, good in zip(replies, told, strict=True)
-            if good and self.options.by_class
-        ]
-        samples = [get_reply_metrics(reply)[self.options.weight_key] for reply in heard]
-        self.by_class = sum_class_totals(heard, samples, self.primary_metric)
-
-    def _collect_node_metrics(
-        self, replies: Sequence[Message], told: Sequence[bool], most: float
-    ) -> dict[int, float]:
-        """The primary metric of every node that reports it."""
-        metric = self.primary_metric.metric
-        plain = metric == "accuracy"
-        found = {
-            reply.metadata.src_node_id: find_metric(
-                get_reply_metrics(reply), (metric, *(ACCURACY_KEYS if plain else ())), most
-            )
-            for reply, good in zip(replies, told, strict=True)
-            if good
+        values = {
+            reply.metadata.src_node_id: self._find_primary_metric(get_reply_metrics(reply), most)
+            for reply in replies
         }
-        return {
-            node: value / (most if plain else 1.0)
-            for node, value in found.items()
-            if value is not None
-        }
+        self.each = {node: value for node, value in values.items() if value is not None}
+        asked = replies if self.options.by_class else []
+        samples = [get_reply_metrics(reply)[self.options.weight_key] for reply in asked]
+        self.by_class = sum_class_totals(asked, samples, self.primary_metric)
 
     def _draw_clients(self, t: int) -> list[ConnectedClient]:
         """This round's judges."""
@@ -231,14 +205,13 @@ class Evaluator:
         return [everyone[i] for i in sorted(picked)]
 
     def _build_evaluation(
-        self, figures: Sequence[Mapping[str, Any]], loss: float, asked: int
+        self, figures: Sequence[Mapping[str, Any]], loss: float, down: int
     ) -> Evaluation | None:
         """All metrics of the objective. Over all samples only means are known: nobody sends what
         the others would need.
         """
-        judges = self.options.judges
+        judges, head = self.options.judges, self.options.judges[0]
         alike, by_samples = average_by_metric(judges, figures, self.options.weight_key)
-        head = judges[0]
         if head.name not in alike:
             return None
         pooled = {j.name: by_samples[j.name] for j in judges if j.name in alike and is_poolable(j)}
@@ -246,9 +219,18 @@ class Evaluator:
             alike[head.name],
             by_samples[head.name],
             loss,
-            self.template.nbytes * asked,
+            down,
             head.name,
             head.better == "lower",
             alike,
             pooled,
         )
+
+
+def _is_usable(figures: Mapping[str, Any], key: str, most: float) -> bool:
+    """Whether a judge's metrics are all within their ranges, and say how many samples it has."""
+    return (
+        not explain_implausible_metric(figures, most)
+        and is_finite_number(figures.get(key))
+        and figures[key] > 0
+    )

@@ -18,7 +18,6 @@ from flwr.serverapp import Grid
 
 from flrce.errors import BadInput
 from flrce.flower import SUPPORTED_VERSIONS
-from flrce.flower.arrays import retry_on_system_error
 
 try:  # not Flower's public interface: without them no Message can be made outside of a run
     from flwr.supercore.run import Run
@@ -159,7 +158,7 @@ class LocalGrid(Grid):
             return Message(Error(GONE, "Node Unavailable"), reply_to=message)
         try:
             received = _copy_message(message)
-            reply = retry_on_system_error(lambda: self.app(received, context))
+            reply = self.app(received, context)
             if reply.metadata.reply_to_message_id == message.metadata.message_id:
                 return reply
             # some of Flower's mods answer their own reply

@@ -241,7 +241,7 @@ class WrappedEvaluator(Evaluator):
     """Evaluation is the strategy's too: its messages, its sums."""
 
     def __init__(self, engine: GuardedEngine, ours: Evaluator) -> None:
-        super().__init__(ours.grid, ours.template, ours.options, ours.config, ours.own, ours.free)
+        super().__init__(ours.grid, ours.template, ours.options, ours.free)
         self.engine = engine
 
     def query_clients(self, arrays: ArrayRecord, t: int) -> MetricsAndEvaluation:
@@ -258,7 +258,7 @@ class WrappedEvaluator(Evaluator):
             if read_valid_metrics(reply, most, key) and len(reply.content.metric_records) == 1
         ]
         good = [sane[i] for i in select_consistent(list(map(get_reply_metrics, sane)))]
-        self._store_client_metrics(good, [True] * len(good), most)
+        self._store_client_metrics(good, most)
         try:
             metrics = strategy.aggregate_evaluate(t, good) if good else None
         except Exception as why:

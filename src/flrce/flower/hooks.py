@@ -10,7 +10,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp.strategy import Strategy
 
 from flrce.core import loop
-from flrce.core.types import Round, RoundPlan, RoundReplies, State
+from flrce.core.types import Reply, Round, RoundPlan, RoundReplies, State
 from flrce.errors import BadInput, UnfinishedRun
 from flrce.flower.messages import MessageQueue
 from flrce.flower.options import resolve_config
@@ -35,13 +35,8 @@ class OpenRound:
 
     def prepare_messages(self, config: ConfigRecord) -> Sequence[Message]:
         """The messages of the round that begins; none once the run was stopped."""
-        session, engine, self.plan, self.messages, self.done = (
-            self.session,
-            self.session.engine,
-            None,
-            (),
-            None,
-        )
+        session, engine = self.session, self.session.engine
+        self.plan, self.messages, self.done = None, (), None
         if loop.is_stopped(self.state):
             return []
         recipe = session.resize_recipe()
@@ -84,37 +79,19 @@ class OpenRound:
         """The final model if the run ended now, None where the round made none, and the round's
         figures.
         """
-        plan, engine = self.plan, self.session.engine
-        if plan is None:
+        session, engine = self.session, self.session.engine
+        if self.plan is None:
             return None, None
-        at = {message.metadata.message_id: i for i, message in enumerate(self.messages)}
-        passed = time.monotonic() - self.since
-        read = []
-        for reply in replies:
-            i = at.get(reply.metadata.reply_to_message_id)
-            if i is not None:
-                message, pending = self.messages[i], plan.pending[i]
-                seconds = self.seconds.get(message.metadata.message_id, passed)
-                read.append(
-                    engine.parse_reply(
-                        engine.make_sent_task(message, pending.task, pending.w), reply, seconds
-                    )
-                )
+        read = engine.validate_reply_metrics(self._parse_replies(self.plan, replies))
         self.done = loop.close_round(
-            self.session.recipe,
-            engine,
-            plan,
-            RoundReplies(engine.validate_reply_metrics(read)),
-            self.session.T,
+            session.recipe, engine, self.plan, RoundReplies(read), session.T
         )
-        self.state = self.done.state
-        record, self.arrays = self.done.record, None
-        # then the session says so, once the round is on disk
-        own_loop = self.session.by_halves is not None
+        self.state, record, self.arrays = self.done.state, self.done.record, None
+        # in a loop of ours the session says so, once the round is on disk
         if (
             record.stop
-            and not own_loop
-            and not engine.made_model(self.session.w, self.state.w, self.state.history)
+            and session.by_halves is None
+            and not engine.made_model(session.w, self.state.w, self.state.history)
         ):
             raise UnfinishedRun(
                 f"no round was completed, the model is still the initial one: {record.stop}"
@@ -126,6 +103,20 @@ class OpenRound:
         metrics = dict(engine.claims.aggregate_training_metrics(record) or {})
         return self.arrays, MetricRecord({**metrics, **to_flower_metrics(record)})
 
+    def _parse_replies(self, plan: RoundPlan, replies: Iterable[Message]) -> list[Reply]:
+        """The answers to this round's messages; others are left out."""
+        engine, passed = self.session.engine, time.monotonic() - self.since
+        pairs = zip(self.messages, plan.pending, strict=True)
+        sent = {message.metadata.message_id: (message, one) for message, one in pairs}
+        parsed = []
+        for reply in replies:
+            key = reply.metadata.reply_to_message_id
+            if key in sent:
+                message, one = sent[key]
+                task = engine.make_sent_task(message, one.task, one.w)
+                parsed.append(engine.parse_reply(task, reply, self.seconds.get(key, passed)))
+        return parsed
+
 
 def list_overridden_hooks(strategy: Strategy, ours: type) -> list[str]:
     """The halves that a subclass has methods of its own for."""
@@ -135,7 +126,7 @@ def list_overridden_hooks(strategy: Strategy, ours: type) -> list[str]:
 def run_hooked_round(strategy: Strategy, opened: OpenRound) -> Round:
     """One round through a subclass's own configure_train and aggregate_train."""
     engine, name, t = opened.session.engine, type(strategy).__name__, opened.state.t + 1
-    config = ConfigRecord(dict(resolve_config(opened.session.train_config, t)))
+    config = ConfigRecord(dict(resolve_config(engine.options.train_config, t)))
     messages = list(
         strategy.configure_train(t, engine.get_model_arrays(opened.state.w), config, engine.grid)
     )

@@ -8,7 +8,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Protocol
 
@@ -65,6 +65,9 @@ class FlowerOptions:
 
     seed: int = 0
     timeout: float = 3600.0  # seconds a round waits for replies
+    train_config: RoundConfig = field(default_factory=dict)
+    evaluate_config: RoundConfig = field(default_factory=dict)
+    evaluate_fn: EvaluateFunction | None = None  # the server's own judgement of a model
     wait: float = 300.0  # seconds to wait for enough nodes
     available: int = 1  # nodes that are enough to start a round
     least_train: int = 1  # nodes without which no round is started

@@ -22,6 +22,7 @@ from flwr.server import LegacyContext, SimpleClientManager
 from flwr.server.workflow import SecAggPlusWorkflow
 from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD, Key
 from flwr.serverapp import Grid
+from torch import Tensor
 
 from flrce.core.types import (
     ClientCost,
@@ -34,13 +35,13 @@ from flrce.core.types import (
 )
 from flrce.errors import BadInput
 from flrce.flower.arrays import ArrayTemplate, count_record_bytes
-from flrce.flower.client import Local, RunnerCache, TracingLock, evaluate_and_train
+from flrce.flower.client import Local, MessageHandler, evaluate_and_train
 from flrce.flower.engine import FlowerEngine
 from flrce.flower.messages import explain_failure
 from flrce.flower.options import resolve_config
 from flrce.flower.strategy import FLrce
 from flrce.flower.wire import KEY_PREFIX, read_task, write_task
-from flrce_client.flower import get_client_name, introduce
+from flrce_client.flower import introduce
 
 ARRAY_NAMES_KEY = KEY_PREFIX + "names"  # of the arrays, which the older interface leaves out
 # arrays beside the model: the metric where there is one, and whether there is
@@ -108,8 +109,31 @@ class MaskedEngine(FlowerEngine):
         tasks = {self.online[one.task.client].node: one.task for one in pending}
         if not tasks:
             return RoundReplies()
-        w, t = pending[0].w, pending[0].task.t
-        arrays, began = self.get_model_arrays(w), time.monotonic()
+        began, grid = time.monotonic(), _ByteCountingGrid(self.grid)
+        counted = self._aggregate_securely(tasks, pending[0].w, grid)
+        seconds, u, figure = time.monotonic() - began, None, None
+        if counted:
+            mean = next(iter(counted.values())).parameters.tensors
+            u, figure = self._read_mean_update(mean, pending[0].w)
+        replies = []
+        for node, task in tasks.items():
+            spent = ClientCost(
+                bytes_up=grid.up[node], bytes_down=grid.down[node], compute_seconds=seconds
+            )
+            failure = grid.failures.get(node)
+            error = f"{DROPPED_OUT_ERROR}: {failure}" if failure else DROPPED_OUT_ERROR
+            reply = Reply(task.client, task.t, error=error, spent=self.measured.add_joules(spent))
+            if node in counted and u is not None:
+                n = counted[node].num_examples
+                told = None if figure is None else ClientEvaluation(figure, n)
+                reply = replace(reply, error="", payload=Payload({"u": u}), n=n, judged=told)
+            replies.append(reply)
+        return RoundReplies(replies)
+
+    def _aggregate_securely(
+        self, tasks: Mapping[int, Task], w: Tensor, grid: "_ByteCountingGrid"
+    ) -> dict[int, FitRes]:
+        """Node -> its result, of those that are in the sum; each holds the mean of all."""
         run = _SingleRoundStrategy(
             {node: self._build_fit_instructions(task) for node, task in tasks.items()}
         )
@@ -118,31 +142,11 @@ class MaskedEngine(FlowerEngine):
             strategy=run,  # type: ignore[arg-type]
             client_manager=SimpleClientManager(),
         )
+        t = next(iter(tasks.values())).t
         context.state.config_records[MAIN_CONFIGS_RECORD] = ConfigRecord({Key.CURRENT_ROUND: t})
-        context.state.array_records[MAIN_PARAMS_RECORD] = arrays
-        grid = _ByteCountingGrid(self.grid)
+        context.state.array_records[MAIN_PARAMS_RECORD] = self.get_model_arrays(w)
         self.workflow(grid, context)  # type: ignore[arg-type]
-        passed = time.monotonic() - began
-        counted = {proxy.node_id: result for proxy, result in run.results}
-        u, figure = (
-            self._read_mean_update(next(iter(counted.values())).parameters.tensors, w)
-            if counted
-            else (None, None)
-        )
-        replies = []
-        for node, task in tasks.items():
-            spent = ClientCost(
-                bytes_up=grid.up[node], bytes_down=grid.down[node], compute_seconds=passed
-            )
-            failure = grid.failures.get(node)
-            error = f"{DROPPED_OUT_ERROR}: {failure}" if failure else DROPPED_OUT_ERROR
-            reply = Reply(task.client, t, error=error, spent=self.measured.add_joules(spent))
-            if node in counted and u is not None:
-                n = counted[node].num_examples
-                told = None if figure is None else ClientEvaluation(figure, n)
-                reply = replace(reply, error="", payload=Payload({"u": u}), n=n, judged=told)
-            replies.append(reply)
-        return RoundReplies(replies)
+        return {proxy.node_id: result for proxy, result in run.results}
 
     def _build_fit_instructions(self, task: Task) -> FitIns:
         config = {
@@ -233,8 +237,7 @@ def masked_app(load: Callable[[Context], Local]) -> ClientApp:
     """A ClientApp for `Masked`: trains as told, judges the model it was sent, and shows nothing but
     what is masked.
     """
-    app, tracing = ClientApp(mods=[secaggplus_mod]), TracingLock()
-    runners = RunnerCache(tracing)
+    app, handler = ClientApp(mods=[secaggplus_mod]), MessageHandler(load)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
@@ -245,8 +248,8 @@ def masked_app(load: Callable[[Context], Local]) -> ClientApp:
         arrays = ArrayRecord(
             {name: Array(value) for name, value in zip(names, values, strict=True)}
         )
-        runner = runners(local)
-        with tracing.hold_shared():
+        runner = handler.runners(local)
+        with handler.tracing.hold_shared():
             template = ArrayTemplate.from_arrays(arrays, runner.layout)
             w = template.pack(arrays)
             reply = evaluate_and_train(runner, local, w, task, {})
@@ -259,8 +262,4 @@ def masked_app(load: Callable[[Context], Local]) -> ClientApp:
         done = FitRes(Status(Code.OK, ""), ndarrays_to_parameters(made), reply.n, {})
         return Message(compat.fitres_to_recorddict(done, keep_input=False), reply_to=message)
 
-    def identify_client(context: Context) -> tuple[str, int]:
-        local = load(context)
-        return local.name or get_client_name(context), len(local.train_index)
-
-    return introduce(app, identify_client)
+    return introduce(app, handler.identify_client)

@@ -22,7 +22,6 @@ from flrce.core.types import Round, RoundRecord, State
 from flrce.errors import BadInput, UnfinishedRun
 from flrce.flower.engine import FlowerEngine
 from flrce.flower.folder import open_ledger, read_sample_counts, translate_errors
-from flrce.flower.options import RoundConfig
 from flrce.storage.ledger import Ledger
 
 SHOULD_STOP_REASON = "should_stop said so"
@@ -59,7 +58,6 @@ class Session:
     experiment: str = ""  # settings as TOML, for the state folder
     partition: Mapping[str, Any] | None = None  # who holds which samples, likewise
     watch: Callable[[Round], None] | None = None  # is shown every round
-    train_config: RoundConfig = field(default_factory=dict)
     # number of connected clients -> the recipe, where P depends on it
     resized: Callable[[int], Recipe] | None = None
     sized_for: int = 0  # connected clients that the recipe's P follows from; 0: none yet

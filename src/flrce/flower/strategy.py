@@ -96,11 +96,9 @@ class FlrceStrategy(Strategy):
         tell their label counts; `model` with `sample_shape` tells the server the network, which
         sub-models and freezing need.
         """
-        if not 0 <= fraction_train <= 1 or not 0 <= fraction_evaluate <= 1:
-            raise BadInput(
-                f"fraction_train {fraction_train} and fraction_evaluate {fraction_evaluate}: use 0"
-                " to 1"
-            )
+        for name, share in {"train": fraction_train, "evaluate": fraction_evaluate}.items():
+            if not 0 <= share <= 1:
+                raise BadInput(f"fraction_{name} = {share!r}: use 0 to 1")
         for name, count in {"minimum_replies": minimum_replies, "eval_every": eval_every}.items():
             require_count(name, count, least=1)
         nodes = {"min_train_nodes": min_train_nodes, "min_evaluate_nodes": min_evaluate_nodes}
@@ -111,16 +109,7 @@ class FlrceStrategy(Strategy):
         min_train_nodes = min_train_nodes if fraction_train else 0  # nobody trains
         self.folder = Path(state) if state else None
         self.fraction_train, self.min_train_nodes = fraction_train, min_train_nodes
-        self._stops = tuple(
-            rule for rule in (stop, make_budget(budget) if budget else None) if rule
-        )
-        for rule in self._stops:
-            if not callable(rule):
-                raise BadInput(
-                    f"stop = {format_one_line(rule, 40)}: use a stop rule, such as"
-                    " flrce.methods.stopping.budget.Patience(10)"
-                )
-            replace(recipes.fedavg(), stop=rule)  # refuses values out of their bounds
+        self._stops = list_stop_rules(stop, budget)
         self._least, self.model, self.sample_shape = minimum_replies, model, sample_shape
         self.options = FlowerOptions(
             seed=seed,
@@ -188,15 +177,15 @@ class FlrceStrategy(Strategy):
         """
         use_json_log_if_asked()
         warn_about_version()
-        session = self._build_session(
-            grid,
-            initial_arrays,
-            num_rounds,
-            timeout,
-            train_config or {},
-            evaluate_config or {},
-            evaluate_fn,
+        options = replace(
+            self.options,
+            timeout=math.inf if timeout is None else timeout,
+            train_config=train_config or {},
+            evaluate_config=evaluate_config or {},
+            evaluate_fn=evaluate_fn,
+            judges=self._known.judges,
         )
+        session = self._build_session(grid, initial_arrays, num_rounds, options)
         session.should_stop = should_stop
         self.summary()
         first = evaluate_fn(0, initial_arrays) if evaluate_fn else None
@@ -208,62 +197,33 @@ class FlrceStrategy(Strategy):
         return result
 
     def _build_session(
-        self,
-        grid: Grid,
-        arrays: ArrayRecord,
-        T: int,
-        timeout: float | None,
-        train: RoundConfig,
-        evaluate: RoundConfig,
-        judge: EvaluateFunction | None,
+        self, grid: Grid, arrays: ArrayRecord, T: int, options: FlowerOptions
     ) -> Session:
         runner = self._build_runner()
         if runner and runner.layout.personal:
+            judge, whole = options.evaluate_fn, arrays
+            if judge is not None:  # what clients keep is as it was at first
+                options = replace(
+                    options, evaluate_fn=lambda t, made: judge(t, ArrayRecord({**whole, **made}))
+                )
             staying = {slot.name for slot in runner.layout.personal}
-            judge = _evaluate_with_personal(judge, arrays)
-            arrays = ArrayRecord(
-                {name: array for name, array in arrays.items() if name not in staying}
-            )
-        elif self.kept and runner is None:
-            raise BadInput(
-                "parameters that stay with their client: pass model= and sample_shape= to the"
-                " strategy"
-            )
-        draft = self.draft_recipe()
-        if runner is None and draft is not None and not isinstance(draft.submodel, FullModel):
-            raise BadInput(
-                f"recipe {draft.name} uses sub-models: pass model= and sample_shape= to the"
-                " strategy"
-            )
+            arrays = ArrayRecord({key: x for key, x in arrays.items() if key not in staying})
         template = ArrayTemplate.from_arrays(arrays, runner.layout if runner else None)
-        options = replace(
-            self.options,
-            timeout=math.inf if timeout is None else timeout,
-            judges=self._known.judges,
-        )
-        own = list_overridden_hooks(self, FlrceStrategy)
+        own, known = list_overridden_hooks(self, FlrceStrategy), self._known
         host = self if {"configure_evaluate", "aggregate_evaluate"} & set(own) else None
-        engine = self.build_engine(
-            grid, template, options, runner, train, evaluate, judge, self._known.costs, host
-        )
-        recipe = self._complete_recipe(
-            engine,
-            read_setting(self.folder, "per_round")
-            or self.choose_cohort_size(len(engine.clients())),
-        )
-        known = self._known
-        written = known.experiment or format_settings(recipe, T, self.options.seed)
+        engine = self.build_engine(grid, template, options, runner, known.costs, host)
+        P = read_setting(self.folder, "per_round")
+        recipe = self._complete_recipe(engine, P or self.choose_cohort_size(len(engine.clients())))
         session = Session(
             recipe,
             engine,
             template.pack(arrays),
             T,
             self.folder,
-            written,
+            known.experiment or format_settings(recipe, T, options.seed),
             known.partition,
             known.watch,
         )
-        session.train_config = train
         if self.by_fraction:
             session.resized = lambda connected: self._complete_recipe(
                 engine, self.choose_cohort_size(connected)
@@ -287,7 +247,16 @@ class FlrceStrategy(Strategy):
         return replace(recipe, minimum=max(least, recipe.minimum))
 
     def _build_runner(self) -> ClientRunner | None:
+        """What the server knows of the network; None where nobody told it, and the method needs no
+        more.
+        """
         if self.model is None:
+            draft = self.draft_recipe()
+            needs = "parameters that stay with their client" if self.kept else ""
+            if draft is not None and not isinstance(draft.submodel, FullModel):
+                needs = f"recipe {draft.name} uses sub-models"
+            if needs:
+                raise BadInput(f"{needs}: pass model= and sample_shape= to the strategy")
             return None
         if self.sample_shape is None:
             raise BadInput("model= needs sample_shape=, such as (1, 28, 28)")
@@ -311,7 +280,8 @@ class FlrceStrategy(Strategy):
         change `config`.
         """
         if self._open is None:
-            session = self._build_session(grid, arrays, 2**31, 3600, config, {}, None)
+            options = replace(self.options, train_config=config)
+            session = self._build_session(grid, arrays, 2**31, options)
             self._open = OpenRound(
                 session, loop.make_initial_state(session.recipe, session.engine, session.w)
             )
@@ -428,6 +398,21 @@ class FLrce(FlrceStrategy):
         return replace(made, compressor=self.compressor) if self.compressor else made
 
 
+def list_stop_rules(
+    stop: StopRule | None, budget: Mapping[str, Any] | None
+) -> tuple[StopRule, ...]:
+    """The rules that a user added to those of the recipe; BadInput where one is none."""
+    rules = tuple(rule for rule in (stop, make_budget(budget) if budget else None) if rule)
+    for rule in rules:
+        if not callable(rule):
+            raise BadInput(
+                f"stop = {format_one_line(rule, 40)}: use a stop rule, such as"
+                " flrce.methods.stopping.budget.Patience(10)"
+            )
+        replace(recipes.fedavg(), stop=rule)  # refuses values out of their bounds
+    return rules
+
+
 def make_budget(caps: Mapping[str, Any]) -> CostBudget:
     """The stop rule of a `budget` setting."""
     names = [field.name for field in fields(CostBudget)]
@@ -437,12 +422,3 @@ def make_budget(caps: Mapping[str, Any]) -> CostBudget:
                 f"budget {format_one_line(name, 40)!r}: {suggest_name(str(name), names)}"
             )
     return CostBudget(**caps)
-
-
-def _evaluate_with_personal(
-    judge: EvaluateFunction | None, initial: ArrayRecord
-) -> EvaluateFunction | None:
-    """The server's own judgement of whole models: what clients keep is as it was at first."""
-    if judge is None:
-        return None
-    return lambda t, arrays: judge(t, ArrayRecord({**initial, **arrays}))

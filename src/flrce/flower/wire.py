@@ -38,6 +38,7 @@ __all__ = [
 # fields of a Task that are not scalars
 NON_SCALAR_FIELDS = ("compressor", "tensors", "work", "part", "update", "augment", "download")
 MAX_PIECES_PER_TASK = 32  # links or transforms in one task
+MAX_RECORDS_PER_REPLY = 8
 
 
 def write_task(task: Task) -> dict[str, Any]:
@@ -217,15 +218,7 @@ def read_reply(
 
     A dense update is written `into` a row of the round's table where it has one.
     """
-    if len(content) > 8:
-        raise MalformedPayload(f"{len(content)} records in one reply")
-    metrics, arrays = content.metric_records, dict(content.array_records)
-    extras = arrays.pop("extras", ArrayRecord())
-    if len(metrics) != 1 or len(arrays) != 1:
-        raise MalformedPayload(
-            f"{len(arrays)} ArrayRecords and {len(metrics)} MetricRecords, not one of each"
-        )
-    figures, values = next(iter(metrics.values())), next(iter(arrays.values()))
+    metrics, values, extras = _split_reply(content)
     echo = content.config_records.get("reply", ConfigRecord())
     rich, t = KEY_PREFIX + "t" in echo, echo.get(KEY_PREFIX + "t", task.t)
     if rich and echo.get(KEY_PREFIX + "client") != task.client:
@@ -234,48 +227,62 @@ def read_reply(
         raise MalformedPayload(
             "the whole model from a client that says it compresses; add the mod to it: compressing"
         )
-    place = {} if into is None else {"u": into}
-    buffers = (
-        read_tensors(values, cap, place)
-        if rich
-        else {"u": template.pack(values, minus=w, into=into)}
-    )
-    payload = Payload(buffers)
-    more = read_tensors(extras, cap) if rich else {}
-    up = count_upload_bytes(buffers, more) if rich else template.count_float_bytes(values)
-    if weight_key not in figures:
+    if rich:
+        buffers = read_tensors(values, cap, {} if into is None else {"u": into})
+        more = read_tensors(extras, cap)
+        up = count_upload_bytes(buffers, more)
+    else:
+        buffers, more = {"u": template.pack(values, minus=w, into=into)}, {}
+        up = template.count_float_bytes(values)
+    if weight_key not in metrics:
         raise MalformedPayload(
             f"no metric {weight_key!r}, which says how many samples it trained on"
         )
-    n = figures[weight_key]
-    joules = _find_number(figures, "joules")
-    spent = ClientCost(
-        bytes_up=up,
-        framing=count_record_bytes(values)
-        + count_record_bytes(extras)
-        - up
-        + len(figures.deflate())
-        + len(echo.deflate()),
-        compute_seconds=max(_find_number(figures, "seconds") or 0.0, 0.0),
-        joules=max(joules or 0.0, 0.0),
-        measured=joules is not None,
-    )
+    n = metrics[weight_key]
+    arrays = count_record_bytes(values) + count_record_bytes(extras)
+    framing = arrays - up + len(metrics.deflate()) + len(echo.deflate())
+    # what is of a wrong type here is the gate's to judge
     return Reply(
         task.client,
         t if type(t) is int else -1,
-        payload,
+        Payload(buffers),
         n=int(n) if isinstance(n, float) and n.is_integer() else n,  # type: ignore[arg-type]
-        loss=_find_number(figures, "train_loss", "loss") or 0.0,
-        loss_square=_find_number(figures, "loss-square") or 0.0,
+        loss=_find_number(metrics, "train_loss", "loss") or 0.0,
+        loss_square=_find_number(metrics, "loss-square") or 0.0,
         extras=more,
-        steps=echo.get(KEY_PREFIX + "steps"),  # type: ignore[arg-type]  # the gate's to judge
-        spent=spent,
-        base=echo.get(KEY_PREFIX + "base", ""),  # type: ignore[arg-type]  # the gate's to judge
+        steps=echo.get(KEY_PREFIX + "steps"),  # type: ignore[arg-type]
+        spent=_read_cost(metrics, up, framing),
+        base=echo.get(KEY_PREFIX + "base", ""),  # type: ignore[arg-type]
         judged=(
             ClientEvaluation(echo[KEY_PREFIX + "held"], echo.get(KEY_PREFIX + "held-n", 0))  # type: ignore[arg-type]
             if KEY_PREFIX + "held" in echo
             else None
         ),
+    )
+
+
+def _split_reply(content: RecordDict) -> tuple[MetricRecord, ArrayRecord, ArrayRecord]:
+    """(metrics, the payload's arrays, those sent beside it) of a reply."""
+    if len(content) > MAX_RECORDS_PER_REPLY:
+        raise MalformedPayload(f"{len(content)} records in one reply")
+    metrics, arrays = content.metric_records, dict(content.array_records)
+    extras = arrays.pop("extras", ArrayRecord())
+    if len(metrics) != 1 or len(arrays) != 1:
+        raise MalformedPayload(
+            f"{len(arrays)} ArrayRecords and {len(metrics)} MetricRecords, not one of each"
+        )
+    return next(iter(metrics.values())), next(iter(arrays.values())), extras
+
+
+def _read_cost(metrics: Mapping[str, Any], up: int, framing: int) -> ClientCost:
+    """What a client says that its reply cost; joules only where it measured them."""
+    joules = _find_number(metrics, "joules")
+    return ClientCost(
+        bytes_up=up,
+        framing=framing,
+        compute_seconds=max(_find_number(metrics, "seconds") or 0.0, 0.0),
+        joules=max(joules or 0.0, 0.0),
+        measured=joules is not None,
     )
 
 
