@@ -13,7 +13,6 @@ from flrce.errors import BadInput
 from flrce.methods.catalogue import recipes
 from flrce.methods.catalogue.recipes import CATALOGUE
 from flrce.methods.server.optimizers import ServerYogi
-from flrce.methods.stopping.budget import AnyOf, CostBudget
 from flrce.simulation import runs
 from flrce.training.augment import RandomFlip
 from flrce.training.schedules import CosineDecay
@@ -91,7 +90,6 @@ def test_a_recipe_stands_for_the_usual_experiment():
         ({"recipe": mine(), "train": {"lr": 0.1}}, "its own train"),
         ({"recipe": recipes.fedper(), "model": {"kept": "norms"}}, r"its own model\.personal"),
         ({"recipe": recipes.fedper(), "model": {"personal": "norms"}}, r"its own model\.personal"),
-        ({"recipe": mine(stop=AnyOf((CostBudget(rounds=3),)))}, "cannot be written down"),
         ({"recipe": {"name": "mine", "base": "fedavgg"}}, r"recipe\.base = 'fedavgg'"),
         ({"recipe": {"name": "", "base": "fedavg"}}, "give it a name"),
     ],

@@ -9,7 +9,9 @@ import pytest
 
 import flrce
 from flrce.cli.cli import main
-from flrce.core.cost_table import COSTS
+from flrce.cli.run import list_further_costs
+from flrce.core.cost_table import COSTS, add_cost_row
+from flrce.core.energy_basis import BASIS_FIELDS
 from flrce.core.types import ClientCost
 from flrce.devices.cost_models import ClientLoad, CostTable, price_loads
 from flrce.devices.costs import DeviceProfile
@@ -184,3 +186,23 @@ def test_a_new_cost_is_in_the_tables_of_a_reader_who_does_not_know_it(tmp_path, 
     assert read_runs([tmp_path / "run"])[0].summary["cooling_water"] == 6.0
     assert "cooling_water" in COSTS
     assert main(["whatif", str(tmp_path / "run"), "--budget", "cooling_water=4"]) == 0
+
+
+def test_a_model_that_names_other_amounts_keeps_what_the_joules_rest_on():
+    """`replace(cost, other={...})` drops the parts of the joules, which are none of its business."""
+    priced = replace(COST, other={"cents": 1.0})
+    (booked,) = price_loads(Given((priced,)), [load("a")])
+    assert booked.other == {**COST.other, "cents": 1.0}
+    (half,) = price_loads(Given((replace(priced, joules=COST.joules / 2),)), [load("a")])
+    parts = {name: amount for name, amount in half.other.items() if name in BASIS_FIELDS}
+    assert parts == pytest.approx({name: amount / 2 for name, amount in COST.other.items()})
+
+
+def test_a_cost_without_a_unit_has_a_plain_heading():
+    assert add_cost_row("euro_cents")
+    entry = {"mean": 3.0, "low": 3.0, "high": 3.0, "n": 1}
+    try:
+        headings = [column.heading for column in list_further_costs([{"euro_cents": entry}])]
+    finally:
+        del COSTS["euro_cents"]
+    assert "euro cents" in headings

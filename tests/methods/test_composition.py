@@ -10,12 +10,18 @@ from test_loop import Made, drive, vec
 import flrce
 from flrce import Aggregator, Experiment, LocalTrainer
 from flrce.core.client_tables import grow_tables
+from flrce.core.pieces import NeverStop, NoCompression
 from flrce.errors import BadInput
+from flrce.methods import own_pieces
 from flrce.methods.aggregation.mean import WeightedMean
 from flrce.methods.catalogue import recipes
 from flrce.methods.client.combined import CombinedTraining
 from flrce.methods.client.scaffold import ScaffoldTraining
 from flrce.methods.client.workload import PlainTraining, ProximalTraining
+from flrce.methods.compression.sparsify import TopK
+from flrce.methods.selection.turns import RoundRobinSelector
+from flrce.methods.selection.uniform import UniformSelector
+from flrce.methods.stopping.budget import AnyOf, CostBudget, Patience
 from flrce.training.optimizers import ProximalTerm
 from training import assert_resumes
 
@@ -160,3 +166,72 @@ def test_a_state_inside_a_state_resumes_and_grows(tmp_path):
     grown = grow_tables(memory, 3)["aggregator"]
     assert grown == OuterState(3, grown.inner)
     assert grown.inner.seen.tolist() == [1.0, 1.0, -1.0]
+
+
+@dataclass(frozen=True)
+class CountingStop(flrce.StopRule):
+    """Counts rounds, and reports the count by its name."""
+
+    name: str = "count"
+
+    def initial_state(self, M, d, D):
+        return Turns(torch.zeros(M))
+
+    def __call__(self, history):
+        return ""
+
+    def observe(self, state, event):
+        return Turns(state.seen + 1)
+
+    def report_figures(self, state, event):
+        return {self.name: float(state.seen[0])}
+
+
+def test_stop_rules_that_remember_each_keep_their_state(tmp_path):
+    rules = (CountingStop("one"), CostBudget(joules=1e9), CountingStop("two"), Patience(9))
+    recipe = replace(recipes.fedavg(P=2), stop=AnyOf(rules))
+    exp = Experiment(recipe=recipe, rounds=3, clients=6, engine={"workers": 1})
+    assert flrce.run(exp, tmp_path / "run").history[-1].figures == {"one": 3.0, "two": 3.0}
+    again = Experiment.load(tmp_path / "run" / "experiment.toml").build_recipe()
+    assert again.stop == recipe.stop
+    listed = {"name": "fedavg", "stop": ["never", {"piece": "patience", "rounds": 4}]}
+    assert Experiment(recipe=listed).build_recipe().stop == AnyOf((NeverStop(), Patience(4)))
+
+
+@dataclass(frozen=True)
+class Wrapping(flrce.Selector):
+    """Holds another selector, without a word beside the annotation."""
+
+    inner: flrce.Selector = field(default=RoundRobinSelector())
+    others: tuple[flrce.Selector, ...] = ()
+
+    def select(self, state, view, rng):
+        return self.inner.select(state, view, rng)
+
+
+def test_the_annotation_of_a_field_says_which_piece_it_holds(tmp_path):
+    tables = {"piece": f"{__name__}:Wrapping", "inner": "uniform", "others": ["uniform"]}
+    exp = Experiment(recipe={"name": "fedavg", "selector": tables})
+    made = exp.build_recipe().selector
+    assert made == Wrapping(UniformSelector(), (UniformSelector(),))
+    recipe = replace(recipes.fedavg(P=2), selector=made)
+    assert Experiment(recipe=recipe).build_recipe() == recipe
+
+
+@dataclass(frozen=True)
+class Halving(flrce.Compressor):
+    inner: flrce.Compressor = field(default=NoCompression())
+
+    def encode(self, u, layout, rng, client_state):
+        return self.inner.encode(u / 2, layout, rng, client_state)
+
+    def decode(self, payload, layout, rng):
+        return 2 * self.inner.decode(payload, layout, rng)
+
+
+def test_messages_name_a_piece_inside_one_of_ones_own(monkeypatch):
+    wire = pytest.importorskip("flrce.flower.wire", reason="needs flrce[flower]")
+    monkeypatch.setattr(own_pieces, "OWN_PIECES", {"compressor": {}})
+    own_pieces.register_recipe_pieces(replace(recipes.fedavg(P=2), compressor=Halving()))
+    message = wire.write_piece("compressor", Halving(TopK(0.5)), "code")
+    assert wire.read_piece("compressor", message, "code") == Halving(TopK(0.5))

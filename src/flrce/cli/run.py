@@ -101,7 +101,9 @@ def list_further_costs(aggregates: Sequence[Mapping[str, Any]]) -> list[ResultCo
         return []
     units = {cost: cost.choose_unit(find_largest(cost)) for cost in spent}
     return [
-        ResultColumn(cost.name, f"{cost.label}, {unit}", 1 / per, cost.digits)
+        ResultColumn(
+            cost.name, f"{cost.label}, {unit}" if unit else cost.label, 1 / per, cost.digits
+        )
         for cost, (per, unit) in units.items()
         if cost.name not in BRIEF_COLUMNS
     ]

@@ -22,6 +22,7 @@ from flrce.methods.catalogue.families import (
     suggest_replacement,
 )
 from flrce.methods.catalogue.recipes import CATALOGUE
+from flrce.methods.inner_pieces import find_inner_role
 from flrce.methods.registry import PIECES
 from flrce.methods.stopping.budget import AnyOf, CostBudget
 from flrce.training.links import explain_wrong_link
@@ -41,6 +42,8 @@ OLD_TRAINERS = (
     "deadline",
     "corrected",
 )
+# role -> the piece that a list stands for, and its field
+COMBINED_ROLES = {"trainer": ("combined", "trainers"), "stop": ("any", "rules")}
 RECIPE_FLAGS = ("holdouts", "sums")  # of any recipe: true or false
 ROLE_METHODS = {  # of kinds of piece without a base class
     "schedule": "__call__",
@@ -267,8 +270,9 @@ def build_piece(role: str, wanted: Any, where: str = "recipe") -> Any:
     """
     if isinstance(wanted, str):
         wanted = {"piece": wanted}
-    elif role == "trainer" and isinstance(wanted, list):
-        wanted = {"piece": "combined", "trainers": wanted}
+    elif role in COMBINED_ROLES and isinstance(wanted, list):
+        name, key = COMBINED_ROLES[role]
+        wanted = {"piece": name, key: wanted}
     table = dict(wanted) if isinstance(wanted, Mapping) else {}
     name = table.pop("piece", None)
     if not isinstance(name, str):
@@ -284,9 +288,9 @@ def build_piece(role: str, wanted: Any, where: str = "recipe") -> Any:
         hint = suggest_replacement(name[:60], PIECES[role], CONTRIBUTED_PIECES)
         raise BadInput(f'{where}.{role} = {format_value(name)}: {hint}, or "package.module:Class"')
     wrapped = {
-        f.name: _build_inner_pieces(_inner_role(role, f), table[f.name], where)
+        f.name: _build_inner_pieces(inner_role, table[f.name], where)
         for f in _dataclass_fields(make)
-        if f.metadata.get("piece") and f.name in table
+        if f.name in table and (inner_role := find_inner_role(role, make, f))
     }
     try:
         why, values = get_schema(make).validate_values({**table, **wrapped})
@@ -336,12 +340,6 @@ def _build_inner_pieces(role: str, wanted: Any, where: str) -> Any:
     if isinstance(wanted, list):
         return tuple(build_piece(role, each, where) for each in wanted)
     return build_piece(role, wanted, where)
-
-
-def _inner_role(role: str, f: Any) -> str:
-    """The role of a piece within a piece: metadata may name another one than its own."""
-    named = f.metadata["piece"]
-    return named if isinstance(named, str) else role
 
 
 def _dataclass_fields(make: Any) -> tuple[Any, ...]:

@@ -10,6 +10,7 @@ from flrce.config.compose import RECIPE_FLAGS, build_local_settings, compose_rec
 from flrce.core.pieces import Recipe
 from flrce.core.roles import ROLES
 from flrce.errors import BadInput
+from flrce.methods.inner_pieces import find_inner_role
 from flrce.methods.registry import PIECES
 from flrce.training.update_chain import UpdateChain
 
@@ -70,8 +71,7 @@ def serialize_piece(role: str, piece: Any, own: bool = False) -> dict[str, Any]:
     table: dict[str, Any] = {"piece": name}
     for f in fields(piece) if is_dataclass(piece) else ():
         value = getattr(piece, f.name)
-        inner = f.metadata.get("piece")
-        inside = inner if own and isinstance(inner, str) else role
+        inside = (find_inner_role(role, kind, f) or role) if own else role
         if is_dataclass(value):
             table[f.name] = serialize_piece(inside, value, own)
         elif isinstance(value, tuple):

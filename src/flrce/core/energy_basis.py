@@ -38,19 +38,25 @@ def replace_basis(other: Mapping[str, float], basis: Mapping[str, float]) -> dic
     return add_amounts(kept, basis)
 
 
-def reconcile_basis(spent: "ClientCost") -> "ClientCost":
+def reconcile_basis(spent: "ClientCost", before: "ClientCost") -> "ClientCost":
     """The cost with a basis that adds up to its joules, which something beside the device's profile
-    changed: what is more was modelled, what is less is taken from every part.
+    changed: what is more was modelled, what is less is taken from every part. A cost without a
+    basis has that of `before`.
     """
-    basis = {name: spent.other[name] for name in BASIS_FIELDS if name in spent.other}
+    own = _select_basis(spent.other)
+    basis = own or _select_basis(before.other)
     booked = sum(basis.values())
-    if not booked or abs(booked - spent.joules) <= 1e-9 * booked:
+    if not booked or (own and abs(booked - spent.joules) <= 1e-9 * booked):
         return spent
     if spent.joules < booked:
         basis = {name: spent.joules / booked * amount for name, amount in basis.items()}
     else:
         basis = add_amounts(basis, {MODELLED_FIELD: spent.joules - booked})
     return replace(spent, other=replace_basis(spent.other, basis))
+
+
+def _select_basis(other: Mapping[str, float]) -> dict[str, float]:
+    return {name: other[name] for name in BASIS_FIELDS if name in other}
 
 
 def assumed_share(summary: Mapping[str, Any]) -> float | None:

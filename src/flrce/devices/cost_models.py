@@ -77,7 +77,7 @@ def price_loads(model: CostModel | None, loads: Sequence[ClientLoad]) -> list[Cl
                     f"{name}.price: cost {other!r:.60} is no free name of a-z, 0-9 and _; choose"
                     " another"
                 )
-    return [reconcile_basis(cost) for cost in priced]
+    return [reconcile_basis(cost, load.cost) for load, cost in zip(loads, priced, strict=True)]
 
 
 @dataclass(frozen=True)

@@ -174,7 +174,7 @@ class DeviceProfile:
         further = {name: share * amount for name, amount in spent.other.items()}
         priced = self.add_joules(replace(stopped, other=further))
         joules = max(priced.joules + share * beside, 0.0)
-        return reconcile_basis(replace(stopped, joules=joules, other=priced.other))
+        return reconcile_basis(replace(stopped, joules=joules, other=priced.other), priced)
 
     def infer_traffic(self, spent: ClientCost) -> StepTraffic:
         """The traffic of steps that cost so much on this device."""

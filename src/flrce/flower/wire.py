@@ -18,6 +18,7 @@ from flrce.core.pieces import MalformedPayload
 from flrce.core.types import ClientCost, ClientEvaluation, LocalWork, Payload, Portion, Reply, Task
 from flrce.errors import BadInput
 from flrce.flower.arrays import ArrayTemplate, count_record_bytes, read_tensors, to_array_record
+from flrce.methods.inner_pieces import find_inner_role
 from flrce.methods.own_pieces import find_own_class, find_own_name
 from flrce.methods.registry import PIECES
 from flrce.training.update_chain import ProximalTerm, UpdateChain
@@ -129,7 +130,8 @@ def write_piece(role: str, piece: Any, key: str) -> dict[str, Any]:
     for f in fields(piece):
         value = getattr(piece, f.name)
         if is_dataclass(value):
-            entries |= write_piece(_inner_role(role, f), value, f"{key}.{f.name}")
+            inner_role = find_inner_role(role, type(piece), f) or role
+            entries |= write_piece(inner_role, value, f"{key}.{f.name}")
         elif value is not None:
             entries[f"{key}.{f.name}"] = list(value) if isinstance(value, tuple) else value
     return entries
@@ -148,21 +150,15 @@ def read_piece(role: str, config: Mapping[str, Any], key: str) -> Any:
     for f in fields(make) if is_dataclass(make) else ():
         value = config.get(f"{key}.{f.name}")
         if value is not None:
-            nested = f.metadata.get("piece") and isinstance(value, str)
+            inner_role = find_inner_role(role, make, f) if isinstance(value, str) else ""
             inner = f"{key}.{f.name}"
             values[f.name] = (
-                read_piece(_inner_role(role, f), config, inner) if nested else _list_to_tuple(value)
+                read_piece(inner_role, config, inner) if inner_role else _list_to_tuple(value)
             )
     try:
         return make(**values)
     except (TypeError, ValueError) as why:
         raise MalformedPayload(f"{role} {name!r}: {why}") from why
-
-
-def _inner_role(role: str, f: Any) -> str:
-    """The role of a piece within a piece: metadata may name another one than its own."""
-    named = f.metadata.get("piece")
-    return named if isinstance(named, str) else role
 
 
 def _list_to_tuple(value: Any) -> Any:

@@ -16,6 +16,7 @@ from typing import Any
 from flrce.core.pieces import Recipe
 from flrce.core.roles import Compressor
 from flrce.core.user_code import ENTRY_POINTS
+from flrce.methods.inner_pieces import find_inner_role
 from flrce.methods.registry import PIECES
 from flrce.training.links import Link
 
@@ -52,9 +53,9 @@ def _list_nested_pieces(role: str, piece: Any) -> Iterator[tuple[str, Any]]:
     """A piece and those that it is made of, each with its role."""
     yield role, piece
     for f in fields(piece) if is_dataclass(piece) else ():
-        value, named = getattr(piece, f.name), f.metadata.get("piece")
+        value = getattr(piece, f.name)
         if is_dataclass(value) and not isinstance(value, type):
-            yield from _list_nested_pieces(named if isinstance(named, str) else role, value)
+            yield from _list_nested_pieces(find_inner_role(role, type(piece), f) or role, value)
 
 
 def _register_class(role: str, kind: type) -> None:

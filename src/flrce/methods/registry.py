@@ -91,7 +91,7 @@ from flrce.methods.server import optimizers as servers
 from flrce.methods.server.averages import EMA, SWA, GrowingTailMean, TailMean
 from flrce.methods.server.feddyn import FedDynStep
 from flrce.methods.server.recycled import RecycledUpdate
-from flrce.methods.stopping.budget import CostBudget, Patience
+from flrce.methods.stopping.budget import AnyOf, CostBudget, Patience
 from flrce.methods.stopping.conflict import UpdateConflicts
 from flrce.methods.stopping.distance_growth import DistanceGrowth
 from flrce.methods.stopping.marginal_gain import MarginalGain
@@ -208,6 +208,7 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "clean-hours": CleanHours,
     },
     "stop": {
+        "any": AnyOf,
         "never": NeverStop,
         "conflicts": UpdateConflicts,
         "budget": CostBudget,

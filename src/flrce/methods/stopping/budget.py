@@ -130,39 +130,48 @@ class AnyOf(StopRule):
         return min((rule.earliest_round(eval_every, sweep) for rule in self.rules), default=1)
 
     @property
-    def _stateful_rule(self) -> StopRule | None:
-        """The rule whose state is this one's: the first that has one."""
-        return next((rule for rule in self.rules if rule.has_state), None)
-
-    @property
     def has_state(self) -> bool:
-        return self._stateful_rule is not None
+        return any(rule.has_state for rule in self.rules)
 
     @property
     def observes_rounds(self) -> bool:
-        return self._stateful_rule is not None and self._stateful_rule.observes_rounds
+        return any(rule.observes_rounds for rule in self.rules if rule.has_state)
 
     @property
     def device_agnostic(self) -> bool:
-        return self._stateful_rule is None or self._stateful_rule.device_agnostic
+        return all(rule.device_agnostic for rule in self.rules if rule.has_state)
 
     def initial_state(self, M: int, d: int, D: int) -> Any:
-        rule = self._stateful_rule
-        return None if rule is None else rule.initial_state(M, d, D)
+        rules = [rule for rule in self.rules if rule.has_state]
+        return _join_states([rule.initial_state(M, d, D) for rule in rules])
 
     def observe(self, state: Any, event: RoundEvent) -> Any:
-        rule = self._stateful_rule
-        return state if rule is None else rule.observe(state, event)
+        pairs = [(rule, inner) for rule, inner in self._pair_states(state) if rule.has_state]
+        return _join_states([rule.observe(inner, event) for rule, inner in pairs])
 
     def report_figures(self, state: Any, event: RoundEvent) -> Mapping[str, float]:
-        holder, found = self._stateful_rule, dict[str, float]()
-        for rule in self.rules:
-            found |= rule.report_figures(state if rule is holder else None, event)
+        found: dict[str, float] = {}
+        for rule, inner in self._pair_states(state):
+            found |= rule.report_figures(inner, event)
+        return found
+
+    def report_client_figures(
+        self, state: Any, event: RoundEvent
+    ) -> Mapping[str, Mapping[int, float]]:
+        found: dict[str, Mapping[int, float]] = {}
+        for rule, inner in self._pair_states(state):
+            found |= rule.report_client_figures(inner, event)
         return found
 
     def distance_from_start(self, state: Any) -> float | None:
-        rule = self._stateful_rule
-        return None if rule is None else rule.distance_from_start(state)
+        distances = (rule.distance_from_start(inner) for rule, inner in self._pair_states(state))
+        return next((distance for distance in distances if distance is not None), None)
+
+    def _pair_states(self, state: Any) -> list[tuple[StopRule, Any]]:
+        """Each rule with its state."""
+        count = sum(rule.has_state for rule in self.rules)
+        states = iter((state,) if count == 1 else state or ())
+        return [(rule, next(states) if rule.has_state else None) for rule in self.rules]
 
     def __call__(self, history: Sequence[RoundRecord]) -> str:
         return next((why for rule in self.rules if (why := rule(history))), "")
@@ -177,3 +186,8 @@ class AnyOf(StopRule):
     @property
     def checks_costs(self) -> bool:
         return any(rule.checks_costs for rule in self.rules)
+
+
+def _join_states(states: Sequence[Any]) -> Any:
+    """The states of several rules; a single one stays as it is, as in earlier checkpoints."""
+    return states[0] if len(states) == 1 else tuple(states) or None
