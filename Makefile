@@ -115,5 +115,5 @@ $(VENV)/.core: pyproject.toml research/pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.core
-	$(PIP) --editable '.[dev,docs,energy,flower,ray,report,images,llm,onnx,privacy,track]' --editable ./research
+	$(PIP) --editable '.[dev,docs,energy,flower,ray,report,images,llm,onnx,privacy,track]' --editable './research[advise]'
 	touch $@

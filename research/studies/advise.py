@@ -127,23 +127,33 @@ def run_advice(folder, cell):
         "advised": advice.label,
         "rounds": advice.experiment.rounds,
         "searched": advice.spent["joules"],
-        "tried": [list(each) for each in advice.tried],
+        "tried": [list(vars(each).values()) for each in advice.tried],
         "seconds": round(took, 1),
     }
 
 
-def list_grid_cells(tasks):
-    for task in tasks:
-        part = "develop" if task in PLAN["develop"] else "confirm"
-        for seed in PLAN["seeds"][part]:
-            for method in GRID:
-                yield from ((task, method, rate, seed) for rate in PLAN["rates"])
+def list_seeds(task):
+    return PLAN["seeds"]["develop" if task in PLAN["develop"] else "confirm"]
 
 
-def list_advice_cells(tasks):
-    for task in tasks:
-        part = "develop" if task in PLAN["develop"] else "confirm"
-        yield from ((task, "advise", 1.0, seed) for seed in PLAN["seeds"][part])
+def list_task_seeds(tasks, count):
+    """The first seed of every task, then the second: an unfinished grid covers every task."""
+    return [
+        (task, list_seeds(task)[i])
+        for i in range(count)
+        for task in tasks
+        if i < len(list_seeds(task))
+    ]
+
+
+def list_grid_cells(tasks, seeds):
+    for task, seed in list_task_seeds(tasks, seeds):
+        for method in GRID:
+            yield from ((task, method, rate, seed) for rate in PLAN["rates"])
+
+
+def list_advice_cells(tasks, seeds):
+    return [(task, "advise", 1.0, seed) for task, seed in list_task_seeds(tasks, seeds)]
 
 
 def read_lines(folder):
@@ -172,7 +182,7 @@ def run_cells(cells, run_one, out, processes):
 
 def collect_values(lines, task):
     """(method, rate) -> metric in % of each seed; 0 where a run never had a model."""
-    seeds = PLAN["seeds"]["develop" if task in PLAN["develop"] else "confirm"]
+    seeds = list_seeds(task)
     keys = dict.fromkeys((m, r) for t, m, r, _ in lines if t == task)
     whole = [k for k in keys if all((task, *k, s) in lines for s in seeds)]
     return {k: [100 * (lines[task, *k, s]["value"] or 0.0) for s in seeds] for k in whole}
@@ -225,6 +235,7 @@ def main():
     parser.add_argument("--data", default="")
     parser.add_argument("--tasks", default="confirm", help="develop, confirm, or names with commas")
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--seeds", type=int, default=3, help="only so many of the plan's seeds")
     options = parser.parse_args()
     parts = (PLAN.get(part, [part]) for part in options.tasks.split(","))
     tasks = [task for part in parts for task in part]
@@ -235,9 +246,9 @@ def main():
         print_table(read_lines(options.out), tasks)
         return
     cells, run_one = (
-        (list_grid_cells(tasks), run_grid_cell)
+        (list_grid_cells(tasks, options.seeds), run_grid_cell)
         if options.phase == "grid"
-        else (list_advice_cells(tasks), run_advice)
+        else (list_advice_cells(tasks, options.seeds), run_advice)
     )
     name = options.tasks.replace(",", "-")
     out = options.out / f"advise-2-{options.phase}-{name}.jsonl"

@@ -16,7 +16,7 @@ from flrce.errors import BadInput
 from flrce.methods.stopping.budget import Patience
 from flrce.methods.stopping.marginal_gain import MarginalGain
 from flrce.simulation import runs
-from flrce_arena import advise, job, machine, records
+from flrce_arena import job, machine, records
 from flrce_arena.execute import get_executor
 from flrce_arena.leaderboard import (
     build_leaderboard,
@@ -606,109 +606,6 @@ def test_jobs_elsewhere_give_the_same(tmp_path):
     assert far.judged == near.judged
     with pytest.raises(BadInput, match="--on 'moon'"):
         get_executor("moon", {})
-
-
-def test_how_long_candidates_race_follows_from_the_budget():
-    """Two recipes at 1 and 3 J a round, and two rates of the dearer: 10 J a round of both heats, 30
-    % of 400 J.
-    """
-
-    def after_four(joules: float) -> advise.Candidate:
-        experiment = Experiment(rounds=100)
-        return advise.Candidate(
-            "x", False, experiment, Path(), run_of("x", [0.1] * 4, joules=joules)
-        )
-
-    both = [after_four(1.0), after_four(3.0)]
-    assert advise.count_heat_rounds(both, {"joules": 400.0}, 100) == 12
-    assert advise.count_heat_rounds(both, {"joules": 400.0, "bytes": 7.0 * 4 * 10 / 0.3}, 100) == 10
-    assert advise.count_heat_rounds(both, {"joules": 1.0}, 100) == advise.INITIAL_ROUNDS
-    assert advise.count_heat_rounds(both, {"joules": 1e9}, 100) == 50
-    assert advise.count_heat_rounds(both, {}, 100) == 9  # 30 % of 100 rounds of the dearer
-    assert list(advise.choose_bit_widths(advise.CANDIDATES, {"bytes": 1.0})) == [
-        "fedavg + average + 4 bits",
-        "flrce + 4 bits",
-        "scaffold + average",
-        "fedadam",
-    ]
-    assert len(advise.choose_bit_widths(advise.CANDIDATES, {"joules": 1.0})) == 4
-
-
-def test_who_ends_well_beats_who_starts_fast():
-    fast, slow = ([0.5, 0.5, 0.5, 0.5, 0.5, 0.5], [0.1, 0.2, 0.3, 0.4, 0.55, 0.55])
-    both = [
-        advise.Candidate(n, False, Experiment(), Path(), run_of(n, v))
-        for n, v in (("fast", fast), ("slow", slow))
-    ]
-    assert [c.label for c in advise._rank_candidates(both, "joules")] == ["slow", "fast"]
-
-
-def test_a_search_goes_on_where_it_was_interrupted(tmp_path, monkeypatch):
-    """Killed in its second heat: what the first brought is not run again, and the answer is the
-    same.
-    """
-    experiment = Experiment(rounds=12, clients=6, per_round=3, train={"epochs": 1, "lr": 0.1})
-    few = {label: advise.CANDIDATES[label] for label in (advise.PLAIN_LABEL, "fedadam")}
-
-    def asked(work: str) -> advise.Advice:
-        return advise.advise_recipe(
-            experiment, advise.SearchBudget(joules=400.0), tmp_path / work, candidates=few, seeds=1
-        )
-
-    whole, ran = advise.runs.run, []
-
-    def cut(each, folder, **options):
-        ran.append((Path(folder).name, each.rounds))
-        if len(ran) == 4:
-            raise KeyboardInterrupt
-        return whole(each, folder, **options)
-
-    monkeypatch.setattr(advise.runs, "run", cut)
-    with pytest.raises(KeyboardInterrupt):
-        asked("cut")
-    first = asked("cut")
-    assert [(name, rounds) for name, rounds in ran[4:] if rounds == advise.INITIAL_ROUNDS] == []
-    assert len({rounds for _, rounds in ran}) > 1
-    assert first == asked("whole")
-
-
-def test_advice(tmp_path):
-    """Of two candidates the one that can learn is advised, within the budget, search included."""
-    experiment = Experiment(rounds=12, clients=6, per_round=3, train={"epochs": 1, "lr": 0.1})
-    candidates = {
-        advise.PLAIN_LABEL: advise.CANDIDATES[advise.PLAIN_LABEL],
-        "hopeless": {"recipe": {"name": "fedavg", "server": {"piece": "step", "rate": 1e-6}}},
-    }
-    lines: list[str] = []
-    budget = advise.SearchBudget(joules=120.0)
-    found = advise.advise_recipe(experiment, budget, tmp_path, lines.append, candidates)
-    assert found.label.startswith(advise.PLAIN_LABEL)
-    assert found.is_fedavg_enough
-    assert found.rungs[0][0] == advise.INITIAL_ROUNDS
-    assert len(found.rungs[0][1]) == 2
-    assert found.rungs[-1][1] == (
-        f"{advise.PLAIN_LABEL}, lr 0.3",
-        f"{advise.PLAIN_LABEL}, lr 0.0333",
-    )
-    per_round = found.spent["joules"] / sum(
-        len(names) * rounds for rounds, names in found.rungs[-2:]
-    )
-    assert (
-        found.spent["joules"] + per_round * (found.experiment.rounds - found.rungs[-1][0])
-        < 1.3 * 120
-    )
-    assert found.expected.n == advise.FURTHER_SEEDS
-    with pytest.raises(BadInput, match="does not pay"):
-        advise.advise_recipe(
-            experiment, advise.SearchBudget(joules=1e-3), tmp_path / "poor", candidates=candidates
-        )
-    with pytest.raises(BadInput, match="must be above 0"):
-        advise.advise_recipe(
-            experiment,
-            advise.SearchBudget(bytes=-1.0),
-            tmp_path / "negative",
-            candidates=candidates,
-        )
 
 
 def many(keys, values, table="grid"):

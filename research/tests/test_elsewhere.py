@@ -1,10 +1,8 @@
-"""Reproduction and advice on other machines: the same folders and answers as here."""
+"""Reproduction on other machines: the same folders as here."""
 
 from test_remote_runs import posted, rounds_of
 
-from flrce.config.experiment import Experiment
 from flrce.simulation import executors
-from flrce_arena import advise
 from flrce_reproduction import cli as app
 from flrce_reproduction import plan, records
 from flrce_reproduction.execute import execute_cells, load_dataset, read_dataset_sizes
@@ -40,17 +38,3 @@ def test_reproduce_elsewhere_fills_the_same_folders(tmp_path, monkeypatch):
     assert {(cell.name, 2) for cell in short} <= set(seen)
     assert all(records.read_cell_run(cell, tmp_path / "far") for cell in short)
     assert not (tmp_path / "far" / executors.SHARED_FOLDER_MARK).exists()
-
-
-def test_advice_from_elsewhere_is_the_same(tmp_path):
-    experiment = Experiment(rounds=8, clients=4, per_round=2, train={"epochs": 1})
-    some = {
-        advise.PLAIN_LABEL: advise.CANDIDATES[advise.PLAIN_LABEL],
-        "flrce": advise.CANDIDATES["flrce"],
-    }
-    budget = advise.SearchBudget(joules=200.0)
-    near = advise.advise_recipe(experiment, budget, tmp_path / "near", candidates=some, seeds=2)
-    far = advise.advise_recipe(
-        experiment, budget, tmp_path / "far", candidates=some, seeds=2, send=posted
-    )
-    assert far == near

@@ -2,19 +2,23 @@
 
 import json
 import tempfile
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 
+import tomli_w
+
 from flrce.cli.options import load_experiment, parse_on_option
 from flrce.cli.targets import prepare_file, prepare_folder
+from flrce.config.experiment import Experiment
 from flrce.core.intervals import ConfidenceInterval
 from flrce.errors import BadInput
 from flrce.simulation.build import choose_device
 from flrce.simulation.executors import get_remote_executor
 from flrce.storage import metric_format
 from flrce.storage.disk import BY_UMASK, write_atomically
-from flrce_arena.advise import PLAIN_LABEL, Advice, SearchBudget
+from flrce_arena.advise import Advice, SearchBudget, TrialSummary
 from flrce_arena.advise import advise_recipe as search
 
 
@@ -33,6 +37,7 @@ def show_advice(
 ) -> None:
     """Say which recipe to run for an experiment and a budget."""
     asked = load_experiment(file, overrides, device, trust)
+    budget = SearchBudget(joules, nbytes, seconds)
     if where == "here":
         choose_device(asked)
     if out is not None and out.is_file():
@@ -49,57 +54,94 @@ def show_advice(
         if work is None
         else nullcontext(work)
     ) as folder:
-        found = search(asked, SearchBudget(joules, nbytes, seconds), Path(folder), told, send=send)
+        found = search(asked, budget, Path(folder), told, send=send)
+    toml = format_experiment(found.experiment)
     if out is not None:
-        write_atomically(out, found.experiment.to_toml().encode(), BY_UMASK)
+        write_atomically(out, toml.encode(), BY_UMASK)
     if as_json:
         answer = {key: value for key, value in asdict(found).items() if key != "experiment"}
         print(
-            json.dumps(
-                {
-                    **answer,
-                    "enough": found.is_fedavg_enough,
-                    "experiment": found.experiment.to_toml(),
-                },
-                indent=1,
-            )
+            json.dumps({**answer, "enough": found.is_fedavg_enough, "experiment": toml}, indent=1)
         )
         return
-    for line in describe_advice(found):
+    for line in describe_advice(found, budget.limits):
         print(line)
-    print(f"flrce run {out}" if out else "\n" + found.experiment.to_toml())
+    print(f"flrce run {out}" if out else "\n" + toml)
 
 
-def describe_advice(found: Advice) -> list[str]:
+def describe_advice(found: Advice, limits: Mapping[str, float]) -> list[str]:
     """The advice in words."""
-    rounds, spent = found.experiment.rounds, found.spent
-    lines = [
-        (
-            f"Run {found.label}, {rounds} rounds: {metric_format.format_metric_name(found.metric)}"
-            f" {_format_expected_metric(found.expected, found.metric)} ({found.expected.n} seeds,"
-            " 95 % interval)."
-        ),
-        (
-            f"Finding out took {spent['joules']:.3g} J, {spent['bytes'] / 1e6:.3g} MB and"
-            f" {spent['seconds']:.3g} s of the fleet's; the rounds are what the rest of the budget"
-            " pays for."
-        ),
+    metric = metric_format.format_metric_name(found.metric)
+    return [
+        f"Run {found.label}, {found.experiment.rounds} rounds: {metric}"
+        f" {_format_expected_metric(found.expected, found.metric)} ({found.expected.n} further"
+        " seeds, 95 % interval).",
+        _describe_plain(found),
+        _describe_cost(found, limits),
+        f"Tried: {'; '.join(_describe_trial(trial, found.metric) for trial in found.tried)}.",
+        _describe_untried(found),
     ]
-    if found.label.startswith(f"{PLAIN_LABEL},"):
-        lines.append(
-            "Plain FedAvg with an average is enough here: nothing that was tried does better."
-        )
-    elif found.is_fedavg_enough:
-        lines.append(
-            f"Plain FedAvg with an average has {_format_expected_metric(found.plain, found.metric)}"
-            " for the same joules: it cannot be told apart, so take it if you prefer the simpler."
-        )
+
+
+def _describe_plain(found: Advice) -> str:
+    if found.is_plain:
+        return "That is plain FedAvg with an average: nothing that was tried did better."
+    plain = _format_expected_metric(found.plain, found.metric)
+    unit = metric_format.metric_unit(found.metric)
+    digits = metric_format.metric_digits(found.metric)
+    gap = found.gain.divide_by(unit).format_interval(digits)
+    line = f"{found.plain_label} reaches {plain} for the same joules; the difference is {gap}"
+    if found.is_fedavg_enough:
+        return f"{line}. The two cannot be told apart: FedAvg + average is as good."
+    return f"{line}. FedAvg + average is not as good."
+
+
+def _describe_cost(found: Advice, limits: Mapping[str, float]) -> str:
+    units = {"joules": (1.0, "J"), "bytes": (1e6, "MB"), "seconds": (1.0, "s")}
+    spent = [f"{found.spent[axis] / size:.3g} {unit}" for axis, (size, unit) in units.items()]
+    shares = [
+        f"{100 * found.spent[axis] / limit:.0f} % of the {axis}" for axis, limit in limits.items()
+    ]
+    share = f" ({', '.join(shares)})" if shares else ""
+    return (
+        f"The search cost {', '.join(spent)}{share}. The advised rounds are what the rest pays"
+        " for. The further seeds are simulated for the interval and not counted."
+    )
+
+
+def _describe_trial(trial: TrialSummary, metric: str) -> str:
+    if trial.score is None:
+        return f"{trial.label}: no model after {trial.rounds} rounds"
+    value = trial.score / metric_format.metric_unit(metric)
+    unit = " %" if metric in metric_format.SHARES else ""
+    return (
+        f"{trial.label}: {value:.{metric_format.metric_digits(metric)}f}{unit} after"
+        f" {trial.rounds} rounds"
+    )
+
+
+def _describe_untried(found: Advice) -> str:
+    rate = f"{found.experiment.train.lr:g}"
+    lines = []
+    if found.untried:
+        lines.append(f"Not tried: {', '.join(found.untried)}, and every other recipe.")
     else:
+        lines.append("Not tried: every other recipe.")
+    if found.edge:
+        way = "higher" if found.edge == "highest" else "lower"
         lines.append(
-            f"Plain FedAvg with an average has {_format_expected_metric(found.plain, found.metric)}"
-            " for the same joules."
+            f"{rate} is the {found.edge} rate that was tried with {found.method}; a {way} one may"
+            " be better."
         )
-    return lines
+    return " ".join(lines)
+
+
+def format_experiment(experiment: Experiment) -> str:
+    """The experiment as TOML; without the default data set's name where a path replaces it."""
+    tables = experiment.model_dump(exclude_none=True)
+    if "path" in tables["data"]:
+        del tables["data"]["name"]
+    return tomli_w.dumps(tables)
 
 
 def _format_expected_metric(value: ConfidenceInterval, metric: str) -> str:

@@ -52,8 +52,10 @@ def arena_command(**given: Any) -> None:
 @options.trust_option
 @options.json_option
 def advise_command(**given: Any) -> None:
-    """Find the recipe for an experiment and a budget, by a race in two heats; say when plain FedAvg
-    is enough.
+    """Find the recipe and the learning rate for an experiment and a budget.
+
+    The search tries methods and rates for up to a quarter of the budget. The answer has an
+    interval and says when plain FedAvg is as good.
     """
     from flrce_arena.advise_cli import show_advice
 
