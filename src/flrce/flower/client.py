@@ -134,13 +134,15 @@ class RunnerCache:
     """
 
     def __init__(self, tracing: TracingLock, most: int = 4) -> None:
-        self.here, self.tracing, self.most = threading.local(), tracing, most
+        self.by_thread, self.tracing, self.most = threading.local(), tracing, most
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RunnerCache, (self.tracing, self.most)
 
     def __call__(self, local: Local) -> ClientRunner:
-        kept: dict[int, tuple[Tensor, ClientRunner]] = self.here.__dict__.setdefault("kept", {})
+        kept: dict[int, tuple[Tensor, ClientRunner]] = self.by_thread.__dict__.setdefault(
+            "kept", {}
+        )
         if id(local.x) not in kept:
             net, shape = copy.deepcopy(local.net), tuple(local.x.shape[1:])
             with self.tracing.hold_exclusive():

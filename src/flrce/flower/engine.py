@@ -94,14 +94,14 @@ class FlowerEngine(Engine):
         self.nodes = NodeRegistry(
             grid, options.ask, NODE_WAIT_SECONDS, costs.includes_client if costs else None
         )
-        self.claims = ClientReports(options)
-        self.under_way = TaskTracker(
+        self.reports = ClientReports(options)
+        self.task_tracker = TaskTracker(
             MessageQueue(grid, MAX_FETCH_BYTES // max(template.nbytes, 1)), options.timeout
         )
         self.inquiries = InquiryTracker(grid, options.timeout, "loss")
         self.measured = MeasuredCosts(template, runner, options.profile)
         self.held = HeldModelTracker(template, options.arrays_key)
-        self.panel = Evaluator(grid, template, options, self._list_idle_clients, host)
+        self.evaluator = Evaluator(grid, template, options, self._list_idle_clients, host)
         self.trainable, self.size = template.layout.trainable, template.layout.size
         self.shapes = tuple((slot.name, slot.shape) for slot in template.layout.slots)
         self.cap = limit_payload_bytes(self.size, len(template.names))  # as at the gate
@@ -131,7 +131,7 @@ class FlowerEngine(Engine):
         unknown.
         """
         known = self.online[client].n if client in self.online else 0
-        return known or self.claims.samples.get(client, 0)
+        return known or self.reports.samples.get(client, 0)
 
     def annotate_tasks(self, tasks: Sequence[Task]) -> Mapping[str, Any]:
         """Which node each client is, for the ledger; nodes of a simulated fleet say nothing."""
@@ -206,7 +206,7 @@ class FlowerEngine(Engine):
         them.
         """
         self.begun = time.monotonic()
-        known = self.under_way.index_messages()
+        known = self.task_tracker.index_messages()
         new = [one for one in pending if (one.task.client, one.task.t) not in known]
         here = [one for one in new if one.task.client in self.online]
         gone = [one.task for one in new if one.task.client not in self.online]
@@ -215,7 +215,7 @@ class FlowerEngine(Engine):
         if pending:
             log_round_start(pending, here)
         messages = [self.build_message(one) for one in here]
-        failed = self.under_way.send(
+        failed = self.task_tracker.send(
             messages, lambda at: self.make_sent_task(messages[at], here[at].task, here[at].w)
         )
         self.unsent = [
@@ -239,10 +239,10 @@ class FlowerEngine(Engine):
         if self.costs is not None:
             pending = split_due_tasks(pending, size)[0] if open_ended and size else pending
             size = None
-        self.claims.metrics = {}
+        self.reports.metrics = {}
         tasks = [one.task for one in pending]
         table = None if open_ended else self._allocate_update_table(tasks)
-        found, late = self.under_way.collect(tasks, size, open_ended, self.parse_reply)
+        found, late = self.task_tracker.collect(tasks, size, open_ended, self.parse_reply)
         replies = self.validate_reply_metrics(found)
         self.places = {}
         if self.costs is not None:
@@ -270,15 +270,15 @@ class FlowerEngine(Engine):
 
     def validate_reply_metrics(self, replies: Sequence[Reply]) -> list[Reply]:
         """The round's replies; refused where an accuracy is beyond what the others' can be."""
-        most = find_accuracy_scale(list(self.claims.metrics.values()))
+        most = find_accuracy_scale(list(self.reports.metrics.values()))
         found = []
         for reply in replies:
-            own = self.claims.get_client_metrics(reply.client)
+            own = self.reports.get_client_metrics(reply.client)
             odd = "" if reply.error else explain_implausible_metric(own, most)
             if odd:
                 found.append(replace(reply, payload=None, error=f"malformed: {odd}"))
             else:
-                found.append(self.panel.add_reported_metric(reply, own, most))
+                found.append(self.evaluator.add_reported_metric(reply, own, most))
         return found
 
     @property
@@ -287,7 +287,7 @@ class FlowerEngine(Engine):
 
     @property
     def primary_metric(self) -> PrimaryMetric:
-        return self.panel.primary_metric
+        return self.evaluator.primary_metric
 
     def build_message(self, pending: PendingTask) -> Message:
         """The model and one client's task. Whoever holds the whole model shares one copy of it."""
@@ -338,8 +338,10 @@ class FlowerEngine(Engine):
             up = sum(count_record_bytes(arrays) for arrays in reply.content.array_records.values())
             spent = replace(down, bytes_up=up, compute_seconds=seconds)
             return Reply(task.client, task.t, error=f"malformed: {problem}", spent=spent)
-        self.claims.record_metrics(client, next(iter(reply.content.metric_records.values())))
-        odd = explain_implausible_metric(self.claims.get_client_metrics(client.name), PERCENT_SCALE)
+        self.reports.record_metrics(client, next(iter(reply.content.metric_records.values())))
+        odd = explain_implausible_metric(
+            self.reports.get_client_metrics(client.name), PERCENT_SCALE
+        )
         if odd:
             found = replace(found, payload=None, error=f"malformed: {odd}")
         elif found.payload and task.compressor.is_dense:
@@ -354,7 +356,7 @@ class FlowerEngine(Engine):
             transfer_seconds=seconds - compute,
         )
         self.measured.record_durations(task, client.n, compute, seconds - compute)
-        n = self.claims.accept_sample_count(client, found.n)
+        n = self.reports.accept_sample_count(client, found.n)
         if n:
             self.nodes.record_sample_count(client, n)
         return replace(found, spent=self.measured.add_joules(spent))
@@ -364,8 +366,8 @@ class FlowerEngine(Engine):
     ) -> Evaluation | None:
         """The clients' own judgement of w, and the server's where it has samples."""
         return (
-            self.panel.evaluate_model(self.get_model_arrays(w), t)
-            if self.panel.is_due(t, last)
+            self.evaluator.evaluate_model(self.get_model_arrays(w), t)
+            if self.evaluator.is_due(t, last)
             else None
         )
 
@@ -373,14 +375,14 @@ class FlowerEngine(Engine):
         """The primary metric of round t's model for each client that told it, and for each class
         where they were asked for that; None where nobody did.
         """
-        if self.panel.last != t:
+        if self.evaluator.last != t:
             return None
         nodes = {name: client.node for name, client in self.online.items()}
-        values = [self.panel.each.get(nodes.get(name, 0)) for name in roster]
+        values = [self.evaluator.each.get(nodes.get(name, 0)) for name in roster]
         if all(value is None for value in values):
             return None
-        by_class = compute_class_metrics(self.panel.by_class) if self.panel.by_class else {}
-        return {"metric": self.panel.primary_metric.metric, "clients": values, **by_class}
+        by_class = compute_class_metrics(self.evaluator.by_class) if self.evaluator.by_class else {}
+        return {"metric": self.evaluator.primary_metric.metric, "clients": values, **by_class}
 
     def losses(self, models: Sequence[Tensor], clients: Sequence[str]) -> Tensor:
         """Mean loss of w on each client's training samples; of one that cannot tell, as it last
@@ -397,7 +399,7 @@ class FlowerEngine(Engine):
         )
         able = {self.online[client].node: client for client in clients if self.online[client].parts}
         messages = [Message(content, node, LOSS_QUERY) for node in able]
-        known = {client: loss for client, loss in self.claims.losses.items() if client in clients}
+        known = {client: loss for client, loss in self.reports.losses.items() if client in clients}
         for reply in self.inquiries.ask_nodes(messages)[1]:
             loss = find_metric(read_valid_metrics(reply), LOSS_KEYS)
             if loss is not None:
@@ -416,20 +418,20 @@ class FlowerEngine(Engine):
         """(clients,) batteries as last reported, the others' mean where one did not say; None:
         nobody did.
         """
-        return self.claims.battery_levels(clients)
+        return self.reports.battery_levels(clients)
 
     def collect_round_metrics(self, record: RoundRecord) -> dict[str, MetricRecord]:
         """What clients and server report of a round that is done: training, the clients' judgement,
         the server's.
         """
-        panel = self.panel
+        evaluator = self.evaluator
         found = {
-            "train": self.claims.aggregate_training_metrics(record),
-            "evaluate": panel.by_clients,
-            "server": panel.by_server,
+            "train": self.reports.aggregate_training_metrics(record),
+            "evaluate": evaluator.by_clients,
+            "server": evaluator.by_server,
         }
-        self.claims.summed = None
-        panel.clear_metrics()
+        self.reports.summed = None
+        evaluator.clear_metrics()
         return {
             name: metrics for name, metrics in found.items() if metrics is not None and len(metrics)
         }
@@ -440,9 +442,9 @@ class FlowerEngine(Engine):
 
     def begin_external_round(self, config: Mapping[str, Any]) -> None:
         """A round begins that somebody else sends and collects, with this config."""
-        self.train_config, self.claims.metrics = dict(config), {}
+        self.train_config, self.reports.metrics = dict(config), {}
 
     def _list_idle_clients(self) -> list[ConnectedClient]:
         """Who may judge a model: a client that trains would keep everybody waiting."""
-        busy = self.under_way.list_busy_clients() if self.costs is None else set()
+        busy = self.task_tracker.list_busy_clients() if self.costs is None else set()
         return [client for name, client in self.online.items() if name not in busy]

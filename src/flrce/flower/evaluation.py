@@ -102,7 +102,7 @@ class Evaluator:
     @property
     def primary_metric(self) -> PrimaryMetric:
         """The primary metric; accuracy where nobody says otherwise."""
-        head = self.options.judges[0] if self.options.judges else None
+        head = self.options.metrics[0] if self.options.metrics else None
         if head is None:
             return PrimaryMetric()
         return PrimaryMetric(head.name, head.better == "lower", *find_limits(head))
@@ -162,7 +162,7 @@ class Evaluator:
         if mean is None:
             return None, None
         loss = find_metric(mean, LOSS_KEYS) or 0.0
-        if self.options.judges:
+        if self.options.metrics:
             return mean, self._build_evaluation(figures, loss, down)
         known = [
             value for f in figures if (value := find_metric(f, ACCURACY_KEYS, most)) is not None
@@ -210,11 +210,11 @@ class Evaluator:
         """All metrics of the objective. Over all samples only means are known: nobody sends what
         the others would need.
         """
-        judges, head = self.options.judges, self.options.judges[0]
-        alike, by_samples = average_by_metric(judges, figures, self.options.weight_key)
+        metrics, head = self.options.metrics, self.options.metrics[0]
+        alike, by_samples = average_by_metric(metrics, figures, self.options.weight_key)
         if head.name not in alike:
             return None
-        pooled = {j.name: by_samples[j.name] for j in judges if j.name in alike and is_poolable(j)}
+        pooled = {m.name: by_samples[m.name] for m in metrics if m.name in alike and is_poolable(m)}
         return Evaluation(
             alike[head.name],
             by_samples[head.name],

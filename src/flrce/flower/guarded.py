@@ -133,7 +133,7 @@ class GuardedEngine(FlowerEngine):
 
     def __init__(self, strategy: Strategy, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.strategy, self.panel = strategy, WrappedEvaluator(self, self.panel)
+        self.strategy, self.evaluator = strategy, WrappedEvaluator(self, self.evaluator)
         self.outgoing: dict[str, Message] = {}
         self.incoming: dict[str, Message] = {}
         self.rows: dict[int, str] = {}
@@ -178,7 +178,7 @@ class GuardedEngine(FlowerEngine):
         run for, is out.
         """
         came = super().collect(pending, size, open_ended)
-        keys = {client: tuple(sorted(metrics)) for client, metrics in self.claims.metrics.items()}
+        keys = {client: tuple(sorted(metrics)) for client, metrics in self.reports.metrics.items()}
         usual = min(
             Counter(keys.values()).most_common(),
             key=lambda pair: (-pair[1], pair[0]),
@@ -200,7 +200,7 @@ class GuardedEngine(FlowerEngine):
         """
         replies = [self.incoming[self.rows[k]] for k in updates.k.tolist()]
         try:
-            arrays, self.claims.summed = self.strategy.aggregate_train(self.t, replies)
+            arrays, self.reports.summed = self.strategy.aggregate_train(self.t, replies)
             made = None if arrays is None else flatten_arrays(self.template, arrays)
         except Exception as why:  # a strategy's own: too few replies for Krum, for instance
             log.warning(

@@ -90,7 +90,7 @@ class OpenRound:
         # in a loop of ours the session says so, once the round is on disk
         if (
             record.stop
-            and session.by_halves is None
+            and session.run_hooked_round is None
             and not engine.made_model(session.w, self.state.w, self.state.history)
         ):
             raise UnfinishedRun(
@@ -100,7 +100,7 @@ class OpenRound:
             self.arrays = engine.get_model_arrays(
                 self.state.w if self.done.model is None else self.done.model
             )
-        metrics = dict(engine.claims.aggregate_training_metrics(record) or {})
+        metrics = dict(engine.reports.aggregate_training_metrics(record) or {})
         return self.arrays, MetricRecord({**metrics, **to_flower_metrics(record)})
 
     def _parse_replies(self, plan: RoundPlan, replies: Iterable[Message]) -> list[Reply]:
@@ -136,11 +136,11 @@ def run_hooked_round(strategy: Strategy, opened: OpenRound) -> Round:
             " clients"
         )
     opened.use_sent_messages(messages)
-    post = MessageQueue(engine.grid)
-    ids = post.send(messages)
+    queue = MessageQueue(engine.grid)
+    ids = queue.send(messages)
     found = {
         key: (reply, took)
-        for key, reply, took in post.iter_answers(ids, time.monotonic() + engine.options.timeout)
+        for key, reply, took in queue.iter_answers(ids, time.monotonic() + engine.options.timeout)
     }
     opened.seconds = {key: took for key, (_, took) in found.items()}
     arrays, metrics = strategy.aggregate_train(t, [found[key][0] for key in ids if key in found])
@@ -153,7 +153,7 @@ def run_hooked_round(strategy: Strategy, opened: OpenRound) -> Round:
             f"{name}.aggregate_train returns another model than super()'s; use an Aggregator for"
             " that"
         )
-    engine.claims.summed = metrics  # as the strategy made one of them
+    engine.reports.summed = metrics  # as the strategy made one of them
     return opened.done
 
 

@@ -40,7 +40,7 @@ class MessageQueue:
     def __init__(self, grid: Grid, batch: int = MAX_FETCHED_ANSWERS) -> None:
         self.grid, self.batch = grid, max(1, min(batch, MAX_FETCHED_ANSWERS))
         self.sent: dict[str, float] = {}  # message -> when it was sent
-        self.here: list[Message] = []  # fetched, and nobody has read them yet
+        self.fetched: list[Message] = []  # fetched, and nobody has read them yet
 
     def send(self, messages: Sequence[Message]) -> list[str]:
         """The messages' ids; "" for one that could not be sent."""
@@ -59,21 +59,21 @@ class MessageQueue:
         """What comes, until all that is `wanted` is here or the clock says so; what comes `along`
         is not waited for.
 
-        An answer counts only if it is to a message of this post. Whoever breaks off loses none of
+        An answer counts only if it is to a message of this queue. Whoever breaks off loses none of
         them.
         """
         begun = time.monotonic()
         missing, others = set(wanted) & self.sent.keys(), set(along) & self.sent.keys()
-        while missing and (self.here or time.monotonic() < until):
+        while missing and (self.fetched or time.monotonic() < until):
             looked, before = time.monotonic(), len(missing)
-            here = {reply.metadata.reply_to_message_id for reply in self.here}
+            ids = {reply.metadata.reply_to_message_id for reply in self.fetched}
             # the oldest first
-            under_way = [key for key in self.sent if key in missing | others and key not in here]
+            under_way = [key for key in self.sent if key in missing | others and key not in ids]
             for keys in _split_batches(under_way, self.batch) or [[]]:
-                self.here += self.grid.pull_messages(keys) if keys else []
-                large = bool(self.here) and self.batch <= MAX_LARGE_ANSWERS
-                while self.here:
-                    reply = self.here.pop(0)
+                self.fetched += self.grid.pull_messages(keys) if keys else []
+                large = bool(self.fetched) and self.batch <= MAX_LARGE_ANSWERS
+                while self.fetched:
+                    reply = self.fetched.pop(0)
                     key = reply.metadata.reply_to_message_id
                     sent = self.sent.pop(key, None)
                     if sent is not None:
@@ -134,8 +134,8 @@ class TaskTracker:
     seconds.
     """
 
-    def __init__(self, post: MessageQueue, timeout: float) -> None:
-        self.post, self.timeout = post, timeout
+    def __init__(self, queue: MessageQueue, timeout: float) -> None:
+        self.queue, self.timeout = queue, timeout
         self.tasks: dict[str, SentTask] = {}  # message -> its task
         # message whose answer is no longer waited for -> its task
         self.overdue: dict[str, Task] = {}
@@ -153,7 +153,7 @@ class TaskTracker:
         out.
         """
         failed = []
-        for at, key in enumerate(self.post.send(messages)):
+        for at, key in enumerate(self.queue.send(messages)):
             sent = describe(at)
             if key:
                 self.tasks[key] = sent
@@ -199,20 +199,20 @@ class TaskTracker:
         while (missing := [key for key in keys if key in self.tasks]) and (
             size is None or good < size
         ):
-            until = min(self.post.sent[key] for key in missing) + self.timeout
-            for key, reply, seconds in self.post.iter_answers(missing, until, self.overdue):
+            until = min(self.queue.sent[key] for key in missing) + self.timeout
+            for key, reply, seconds in self.queue.iter_answers(missing, until, self.overdue):
                 if key in self.overdue:
                     late += self._book_late_reply(key, reply)
                 else:
                     found[keys[key]] = read(self.tasks.pop(key), reply, seconds)
                     good += not found[keys[key]].error
                 del reply  # it may be large, and the next one is on its way
-                if size is not None and good >= size and (open_ended or not self.post.here):
+                if size is not None and good >= size and (open_ended or not self.queue.fetched):
                     break
             else:
                 over = time.monotonic() - self.timeout
                 silent = [
-                    key for key in missing if key in self.tasks and self.post.sent[key] <= over
+                    key for key in missing if key in self.tasks and self.queue.sent[key] <= over
                 ]
                 found |= {
                     keys[key]: self._give_up_task(key, self._format_timeout()) for key in silent
@@ -230,7 +230,7 @@ class TaskTracker:
         self.overdue[key] = sent.task
         for old in list(self.overdue)[:-MAX_OVERDUE_MESSAGES]:
             del self.overdue[old]
-            self.post.forget_message(old)
+            self.queue.forget_message(old)
         return Reply(sent.task.client, sent.task.t, error=why, spent=sent.down)
 
     def _book_late_reply(self, key: str, reply: Message) -> list[Reply]:
@@ -261,7 +261,7 @@ class InquiryTracker:
 
     def __init__(self, grid: Grid, timeout: float, subject: str) -> None:
         self.grid, self.timeout, self.subject = grid, timeout, subject
-        self.post = MessageQueue(grid)
+        self.queue = MessageQueue(grid)
         self.open: dict[str, int] = {}  # message whose answer did not come in time -> its node
         # node -> questions in a row that it did not answer in time
         self.misses: Counter[int] = Counter()
@@ -279,9 +279,9 @@ class InquiryTracker:
     def ask_nodes(self, messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:
         """(the messages that were sent, the answers that came in time), both in this order."""
         askable = self.select_askable(messages)
-        ids = self.post.send(askable)
+        ids = self.queue.send(askable)
         until = time.monotonic() + self.timeout
-        answers = {key: reply for key, reply, _ in self.post.iter_answers(set(ids), until)}
+        answers = {key: reply for key, reply, _ in self.queue.iter_answers(set(ids), until)}
         for key, message in zip(ids, askable, strict=True):
             if key in answers:
                 self.misses.pop(message.metadata.dst_node_id, None)
@@ -290,7 +290,7 @@ class InquiryTracker:
         return askable, [answers[key] for key in ids if key in answers]
 
     def _note_miss(self, key: str, node: int) -> None:
-        self.post.forget_message(key)
+        self.queue.forget_message(key)
         self.open[key] = node
         self.misses[node] += 1
         until = (

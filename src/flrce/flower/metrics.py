@@ -118,34 +118,34 @@ def any_nan(figures: Mapping[str, Any]) -> str:
     return ""
 
 
-def find_limits(judge: MetricLike) -> tuple[float, float]:
+def find_limits(metric: MetricLike) -> tuple[float, float]:
     """The values that a metric can have."""
     return (
-        (float(judge.low), float(judge.high))
-        if isinstance(judge, BoundedMetric)
+        (float(metric.low), float(metric.high))
+        if isinstance(metric, BoundedMetric)
         else (-math.inf, math.inf)
     )
 
 
 def average_by_metric(
-    judges: Sequence[MetricLike], figures: Sequence[Mapping[str, Any]], by: str
+    metrics: Sequence[MetricLike], figures: Sequence[Mapping[str, Any]], by: str
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Each metric's mean over the clients that report it within its range, and their mean by
     samples.
     """
     alike: dict[str, float] = {}
     by_samples: dict[str, float] = {}
-    for judge in judges:
-        low, high = find_limits(judge)
+    for metric in metrics:
+        low, high = find_limits(metric)
         known = [
-            (float(f[judge.name]), float(f[by]))
+            (float(f[metric.name]), float(f[by]))
             for f in figures
-            if is_finite_number(f.get(judge.name), low, high)
+            if is_finite_number(f.get(metric.name), low, high)
         ]
         if known:
-            alike[judge.name] = math.fsum(value for value, _ in known) / len(known)
+            alike[metric.name] = math.fsum(value for value, _ in known) / len(known)
             total = math.fsum(n for _, n in known)
-            by_samples[judge.name] = math.fsum(value * n for value, n in known) / total
+            by_samples[metric.name] = math.fsum(value * n for value, n in known) / total
     return alike, by_samples
 
 

@@ -84,7 +84,7 @@ class FlowerOptions:
     train_sum: MetricsAggregation | None = None  # instead of weighted means
     evaluate_sum: MetricsAggregation | None = None
     # the objective's metrics, the primary metric first; none: accuracy
-    judges: tuple[MetricLike, ...] = ()
+    metrics: tuple[MetricLike, ...] = ()
     profile: DeviceProfile | None = None  # models the joules of clients that cannot measure them
 
 
@@ -112,7 +112,7 @@ class ServerContext:
     partition: Mapping[str, Any] | None = None  # who holds which samples
     costs: ModelledCosts | None = None  # a model of the fleet, where it is only simulated
     watch: Callable[[Round], None] | None = None  # is shown every round
-    judges: tuple[MetricLike, ...] = ()  # metrics of the objective
+    metrics: tuple[MetricLike, ...] = ()  # metrics of the objective
 
 
 def explain_untested_version(installed: str) -> str:

@@ -62,7 +62,9 @@ class Session:
     resized: Callable[[int], Recipe] | None = None
     sized_for: int = 0  # connected clients that the recipe's P follows from; 0: none yet
     should_stop: Callable[[int, Result], bool] | None = None  # asked after every round
-    by_halves: Callable[["Session", State], Round] | None = None  # a round as somebody else does it
+    run_hooked_round: Callable[["Session", State], Round] | None = (
+        None  # through a subclass's own methods
+    )
     result: Result = field(default_factory=Result)
     ledger: Ledger | None = None
 
@@ -130,7 +132,7 @@ class Session:
                     " that have been started anew begin without it",
                     ", ".join(own),
                 )
-            self.engine.claims.restore_sample_counts(
+            self.engine.reports.restore_sample_counts(
                 read_sample_counts(self.folder) if self.folder else {}
             )
         self.result.history = state.history
@@ -142,10 +144,9 @@ class Session:
         """One round of the loop with as many clients as are connected now: complete, then on disk,
         then in the log.
         """
-        by_halves = self.by_halves
         done = (
-            by_halves(self, state)
-            if by_halves
+            self.run_hooked_round(self, state)
+            if self.run_hooked_round
             else loop.run_round(self.resize_recipe(), engine, state, T, seed)
         )
         done = self._complete_round(done)
@@ -256,7 +257,7 @@ class Session:
                 record = replace(record, stop=SHOULD_STOP_REASON)
                 self._store_metrics(record, metrics)
         if engine.costs is None:
-            costs = replace(record.costs, bytes_evaluation=engine.panel.take_sent_bytes())
+            costs = replace(record.costs, bytes_evaluation=engine.evaluator.take_sent_bytes())
             record = replace(record, costs=costs)
             record = replace(record, why={**record.why, "metrics": metrics}) if metrics else record
         history = (*done.state.history[:-1], record)

@@ -183,7 +183,7 @@ class FlrceStrategy(Strategy):
             train_config=train_config or {},
             evaluate_config=evaluate_config or {},
             evaluate_fn=evaluate_fn,
-            judges=self._known.judges,
+            metrics=self._known.metrics,
         )
         session = self._build_session(grid, initial_arrays, num_rounds, options)
         session.should_stop = should_stop
@@ -229,7 +229,7 @@ class FlrceStrategy(Strategy):
                 engine, self.choose_cohort_size(connected)
             )
         if {"configure_train", "aggregate_train"} & set(own):
-            session.by_halves = self._run_hooked_round
+            session.run_hooked_round = self._run_hooked_round
         self._engine = engine
         return session
 
@@ -299,10 +299,10 @@ class FlrceStrategy(Strategy):
         """The model for the judges; nothing in Flower's loop, as they were asked as soon as there
         was a model.
         """
-        panel = self._engine.panel if self._engine else None
+        evaluator = self._engine.evaluator if self._engine else None
         return (
-            panel.configure_evaluate(server_round, arrays, config, grid)
-            if panel and panel.asking
+            evaluator.configure_evaluate(server_round, arrays, config, grid)
+            if evaluator and evaluator.asking
             else []
         )
 
@@ -312,8 +312,12 @@ class FlrceStrategy(Strategy):
         """The judges' metrics as one."""
         if self._engine is None:
             return None
-        panel = self._engine.panel
-        return panel.aggregate_evaluate(server_round, replies) if panel.asking else panel.by_clients
+        evaluator = self._engine.evaluator
+        return (
+            evaluator.aggregate_evaluate(server_round, replies)
+            if evaluator.asking
+            else evaluator.by_clients
+        )
 
 
 class RecipeStrategy(FlrceStrategy):
