@@ -99,3 +99,40 @@ def test_booked_bytes_are_those_on_the_interfaces(namespace, tmp_path):
     assert booked == [2 * 3 * 8_000_000] * 2
     for payload, wire, idle in zip(booked, found["wire"], found["idle"], strict=True):
         assert payload <= wire - idle <= 1.01 * payload
+
+
+FAR = Path(__file__).with_name("far.py")
+
+
+@pytest.mark.slow
+def test_five_far_hosts_make_the_simulators_model(namespace, tmp_path):
+    """200 ms each way, 1 % loss, 1 Mbit/s, and a host that reboots in the second round: what is
+    abandoned is repeated, and the model has the bits of a simulation.
+    """
+    done = subprocess.run(
+        [*namespace, sys.executable, str(FAR), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=3000,
+    )
+    if done.returncode == 77:
+        pytest.skip(f"no tun devices here: {done.stdout.strip()}")
+    assert done.returncode == 0, done.stdout + done.stderr[-6000:]
+    found = json.loads(done.stdout)
+    assert found["status"] == "finished:completed"
+    committed = [line for line in found["rounds"] if line["outcome"] == "committed"]
+    assert [line["t"] for line in committed] == [1, 2, 3]
+    assert all(len(line["replied"]) == 5 for line in committed)
+    sent, lost = found["packets"]
+    assert lost > 0.005 * sent
+    booked = sum(line["bytes_up"] + line["bytes_down"] for line in found["rounds"])
+    assert found["bytes"] > booked
+    experiment = tmp_path / "state" / "experiment.toml"
+    command = ["run", experiment, "--set", "engine.name=simulator", "--out"]
+    subprocess.run(
+        [sys.executable, "-m", "flrce", *map(str, command), str(tmp_path / "simulated")], check=True
+    )
+    deployed, simulated = (
+        (tmp_path / name / "model.safetensors").read_bytes() for name in ("state", "simulated")
+    )
+    assert deployed == simulated

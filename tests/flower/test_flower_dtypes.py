@@ -16,6 +16,7 @@ from flwr.serverapp.strategy import FedAdam, FedAvg
 from safetensors.torch import load_file
 
 from flrce.flower import FLrce, Guarded, RecipeStrategy, compressing, introduce
+from flrce.flower.arrays import ALLOWED_DTYPES, make_array
 from flrce.flower.grid import LocalGrid
 from flrce.methods.catalogue import recipes
 
@@ -158,3 +159,13 @@ def test_floats_in_the_other_byte_order_are_read_as_fedavg_reads_them(name):
     assert found["w"].dtype == np.float32
     np.testing.assert_allclose(found["w"], theirs["w"], rtol=1e-6)
     assert found["counts"].tolist() == [2**63]  # whole numbers stay as they are
+
+
+@pytest.mark.parametrize("dtype", sorted(ALLOWED_DTYPES))
+def test_arrays_are_flowers_own_byte_for_byte(dtype):
+    values = np.arange(12).reshape(3, 4).astype(dtype)
+    for each in (values, values[1, 2], values[:0], values.T, values[:, ::2], values.reshape(-1)):
+        each = np.asarray(each)
+        ours, theirs = make_array(each), Array(np.asarray(each, order="C"))
+        assert (ours.dtype, ours.shape, ours.stype) == (theirs.dtype, theirs.shape, theirs.stype)
+        assert ours.data == theirs.data
