@@ -532,6 +532,9 @@ def test_unknown_energy_and_evaluations_are_in_the_summary(caplog):
         result = FLrce(**NAMES).start(LocalGrid(silent, 3), start(), 2)
     assert [h.bytes_evaluation for h in result.history] == [3 * 72] * 2
     assert "0.000 MB for evaluations; energy unknown" in caplog.text
+    assert not any(name.startswith("joules") for name in result.train_metrics_clientapp[2])
+    assert result.train_metrics_clientapp[2]["bytes_evaluation"] == 3 * 72
     modelled = FLrce(**NAMES, device="raspberry-pi-4")
-    modelled.start(LocalGrid(silent, 3), start(), 2)
+    known = modelled.start(LocalGrid(silent, 3), start(), 2)
+    assert known.train_metrics_clientapp[2]["joules"] > 0
     assert caplog.text.count("energy unknown") == 1

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -235,3 +236,12 @@ def test_a_reply_that_came_alone_pulls_against_nobody(tmp_path):
     runs.run(experiment("fedasync", rounds=2, clients=4, per_round=2), tmp_path / "run")
     (alone,) = read.read_runs([tmp_path / "run"])
     assert "no peers to conflict with" in " ".join(explain_round(alone, 2).sentences)
+
+
+def test_energy_that_nobody_knows_is_not_0_joules(run):
+    """As on Flower, where clients neither measure joules nor are modelled."""
+    rounds = [replace(h, costs=replace(h.costs, joules=0.0, measured=False)) for h in run.rounds]
+    silent = replace(run, rounds=rounds)
+    client = run.rounds[0].chosen[0]
+    assert "an unknown amount of energy" in " ".join(explain_client(silent, client).sentences)
+    assert "unknown" not in " ".join(explain_client(run, client).sentences)

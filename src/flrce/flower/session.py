@@ -249,6 +249,9 @@ class Session:
         last.
         """
         record, engine, result = done.record, self.engine, self.result
+        if engine.costs is None:
+            costs = replace(record.costs, bytes_evaluation=engine.evaluator.take_sent_bytes())
+            record = replace(record, costs=costs)
         metrics = self._collect_metrics(record)
         self._store_metrics(record, metrics)
         if self.should_stop and done.model is not None and not record.stop:
@@ -256,10 +259,8 @@ class Session:
             if self.should_stop(record.t, result):
                 record = replace(record, stop=SHOULD_STOP_REASON)
                 self._store_metrics(record, metrics)
-        if engine.costs is None:
-            costs = replace(record.costs, bytes_evaluation=engine.evaluator.take_sent_bytes())
-            record = replace(record, costs=costs)
-            record = replace(record, why={**record.why, "metrics": metrics}) if metrics else record
+        if engine.costs is None and metrics:
+            record = replace(record, why={**record.why, "metrics": metrics})
         history = (*done.state.history[:-1], record)
         return replace(done, record=record, state=replace(done.state, history=history))
 
@@ -307,11 +308,21 @@ class Session:
 
 
 def to_flower_metrics(record: RoundRecord) -> dict[str, Any]:
-    """A round's books as Flower metrics; `stopped` is 1 in the round that ended the run."""
+    """A round's books as Flower metrics, without energy that nobody knows; `stopped` is 1 in the
+    round that ended the run.
+    """
+    booked = list_booked_amounts(record)
+    if not is_energy_known([record]):
+        energy = COSTS["joules"]
+        booked = {
+            name: amount
+            for name, amount in booked.items()
+            if name not in (*energy.booked_fields, *energy.details)
+        }
     return {
         "conflicts": record.diagnostics.conflicts,
         "consensus": record.diagnostics.consensus,
-        **list_booked_amounts(record),
+        **booked,
         "exploit": int(record.exploit),
         "replied": len(record.replied),
         "rejected": len(record.rejected),

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from flrce.core.cost_table import is_energy_known
 from flrce.core.record import format_figures
 from flrce.core.types import RoundRecord
 from flrce.errors import BadInput, suggest_name
@@ -221,9 +222,11 @@ def _explain_client_overall(run: RecordedRun, k: int, answer: Explanation) -> No
     _explain_downweighting(run, client, rounds, answer)
     costs = {key: values[0] for key, values in sum_client_costs(run, [k]).items()}
     del costs["n"]
+    joules, wasted = costs["joules"], costs["joules_wasted"]
+    energy = f"{joules + wasted:.4g} J ({wasted:.4g} J wasted)"
     answer.add_sentence(
-        f"It spent {costs['joules'] + costs['joules_wasted']:.4g} J ({costs['joules_wasted']:.4g} J"
-        f" wasted) and {(costs['bytes'] + costs['bytes_wasted']) / 1e6:.4g} MB"
+        f"It spent {energy if is_energy_known(run.rounds) else 'an unknown amount of energy'} and"
+        f" {(costs['bytes'] + costs['bytes_wasted']) / 1e6:.4g} MB"
         f" ({costs['bytes_wasted'] / 1e6:.4g} MB wasted).",
         **costs,
     )
