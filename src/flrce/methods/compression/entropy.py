@@ -2,22 +2,23 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from numpy.random import Generator
 from torch import Tensor
 
-from flrce.core.pieces import NoCompression, Recipe
+from flrce.core.pieces import NoCompression
 from flrce.core.roles import Compressor
 from flrce.core.types import Payload
-from flrce.errors import BadInput
 from flrce.methods.compression.buffers import TensorSizes, count_floats
 from flrce.methods.compression.range_coder import decode_symbols, encode_symbols
+from flrce.methods.compression.wrapping import WrappingCompressor
 from flrce_client import entropy
 
 
 @dataclass(frozen=True)
-class EntropyCoded(Compressor):
+class EntropyCoded(WrappingCompressor):
     """The inner compressor's payload with every buffer coded by an adaptive range coder.
 
     Levels and bitmaps are coded symbol by symbol, of indices the gaps, of float32 values the
@@ -26,25 +27,8 @@ class EntropyCoded(Compressor):
     """
 
     inner: Compressor = field(default=NoCompression(), metadata={"piece": True})
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.inner, Compressor):
-            raise BadInput(f"inner = {self.inner!r}: must be a compressor")
-
-    @property
-    def partial(self) -> bool:
-        return self.inner.partial
-
-    @property
-    def scaled(self) -> bool:
-        return self.inner.scaled
-
-    @property
-    def keeps_state(self) -> bool:
-        return self.inner.keeps_state
-
-    def check_recipe(self, recipe: Recipe) -> str:
-        return self.inner.check_recipe(recipe)
+    knows_bytes: ClassVar[bool] = False
+    symbol_bits: ClassVar[Mapping[str, int]] = {}  # its buffers are bytes
 
     def encode(
         self, u: Tensor, layout: TensorSizes, rng: Generator, client_state: Mapping[str, Tensor]
@@ -65,9 +49,8 @@ class EntropyCoded(Compressor):
         buffers = {name: torch.from_numpy(values) for name, values in restored.items()}
         return self.inner.decode(Payload(buffers), layout, rng)
 
-    def coverage_mask(self, layout: TensorSizes, rng: Generator) -> Tensor | None:
-        """(d,) bool: the coordinates that count in the mean; None: all."""
-        return self.inner.coverage_mask(layout, rng)
+    def estimate_bytes(self, layout: TensorSizes, rng: Generator) -> None:
+        return None
 
 
 def code_buffer(buffer: Tensor, bits: int) -> Tensor:

@@ -8,18 +8,18 @@ from typing import ClassVar
 from numpy.random import Generator
 from torch import Tensor
 
-from flrce.core.payload_bytes import count_value_bytes
 from flrce.core.pieces import NoCompression, Recipe
 from flrce.core.roles import Compressor
 from flrce.core.types import Payload
 from flrce.errors import BadInput
-from flrce.methods.compression.buffers import TensorSizes, count_floats
+from flrce.methods.compression.buffers import TensorSizes
+from flrce.methods.compression.wrapping import WrappingCompressor
 
 RESIDUAL_KEY = "residual"
 
 
 @dataclass(frozen=True)
-class ErrorFeedback(Compressor):
+class ErrorFeedback(WrappingCompressor):
     """The inner compressor with a memory; the residual stays with the client, also while it is not
     chosen.
     """
@@ -29,22 +29,12 @@ class ErrorFeedback(Compressor):
     keeps_state: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.inner, Compressor):
-            raise BadInput(f"inner = {self.inner!r}: must be a compressor")
+        super().__post_init__()
         if self.inner.scaled:
             raise BadInput(
                 "error feedback on scaled values would add the scaling's own error up; set scaled ="
                 " false (randomk) or scale = 'contractive' (rotated)"
             )
-
-    @property
-    def partial(self) -> bool:
-        return self.inner.partial
-
-    @property
-    def symbol_bits(self) -> Mapping[str, int]:
-        """Bits of a packed symbol, by buffer."""
-        return self.inner.symbol_bits
 
     def check_recipe(self, recipe: Recipe) -> str:
         """Residuals belong to coordinates, so every round must send the same ones."""
@@ -55,7 +45,7 @@ class ErrorFeedback(Compressor):
                     " gives a client other coordinates in every round; use the compressor"
                     " without it"
                 )
-        return self.inner.check_recipe(recipe)
+        return super().check_recipe(recipe)
 
     def encode(
         self, u: Tensor, layout: TensorSizes, rng: Generator, client_state: Mapping[str, Tensor]
@@ -69,16 +59,3 @@ class ErrorFeedback(Compressor):
             **client_state,
             RESIDUAL_KEY: u - self.inner.decode(payload, layout, there),
         }
-
-    def decode(self, payload: Payload, layout: TensorSizes, rng: Generator) -> Tensor:
-        return self.inner.decode(payload, layout, rng)
-
-    def estimate_bytes(self, layout: TensorSizes, rng: Generator) -> int | None:
-        """As the inner compressor's payload, if that is known."""
-        if self.inner.is_dense:
-            return count_value_bytes(count_floats(layout))
-        return self.inner.estimate_bytes(layout, rng)
-
-    def coverage_mask(self, layout: TensorSizes, rng: Generator) -> Tensor | None:
-        """(d,) bool: the coordinates that count in the mean; None: all."""
-        return self.inner.coverage_mask(layout, rng)

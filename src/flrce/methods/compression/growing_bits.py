@@ -1,22 +1,21 @@
 """Precision that follows the run: DAdaQuant (Hoenig, Zhao & Mullins 2021)."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar
 
 import torch
 from annotated_types import Ge, Lt
-from numpy.random import Generator
 from torch import Tensor
 
 from flrce.core.bounds import PositiveInt
 from flrce.core.pieces import Recipe
 from flrce.core.roles import Compressor, RoundView
-from flrce.core.types import Payload, RoundEvent, Task
+from flrce.core.types import RoundEvent, Task
 from flrce.errors import BadInput
-from flrce.methods.compression.buffers import TensorSizes
 from flrce.methods.compression.qsgd import FixedPointCode
+from flrce.methods.compression.wrapping import WrappingCompressor
 
 KNOBS = ("levels", "bits")  # fields that say how precise a compressor is
 
@@ -31,7 +30,7 @@ class BitGrowthState:
 
 
 @dataclass(frozen=True)
-class GrowingBits(Compressor):
+class GrowingBits(WrappingCompressor):
     """The inner compressor with more levels, or bits, once the training loss stops falling.
 
     It begins with the precision that `inner` has. After each round the server averages the clients'
@@ -49,8 +48,7 @@ class GrowingBits(Compressor):
     instruction_bytes: ClassVar[int] = 1  # the levels or bits of the client's task
 
     def __post_init__(self) -> None:
-        if not isinstance(self.inner, Compressor):
-            raise BadInput(f"inner = {self.inner!r}: must be a compressor")
+        super().__post_init__()
         if find_precision(self.inner) is None:
             name = type(self.inner).__name__
             raise BadInput(f"inner = {name} has neither levels nor bits that could grow")
@@ -59,31 +57,10 @@ class GrowingBits(Compressor):
         except BadInput as why:
             raise BadInput(f"most = {self.most} is more than inner can have: {why}") from None
 
-    @property
-    def partial(self) -> bool:
-        return self.inner.partial
-
-    @property
-    def scaled(self) -> bool:
-        return self.inner.scaled
-
-    @property
-    def keeps_state(self) -> bool:
-        return self.inner.keeps_state
-
-    @property
-    def knows_bytes(self) -> bool:
-        return self.inner.knows_bytes
-
-    @property
-    def symbol_bits(self) -> Mapping[str, int]:
-        """Bits of a packed symbol, by buffer."""
-        return self.inner.symbol_bits
-
     def check_recipe(self, recipe: Recipe) -> str:
         if recipe.compressor is not self:
             return "growing-bits goes outermost: put the other compressors into its inner"
-        return self.inner.check_recipe(recipe)
+        return super().check_recipe(recipe)
 
     def initial_state(self, M: int, d: int, D: int) -> BitGrowthState:
         averages = torch.full((self.patience + 1,), math.inf, dtype=torch.float64)
@@ -111,21 +88,6 @@ class GrowingBits(Compressor):
             replace(task, compressor=replace(self, inner=set_precision(self.inner, precision)))
             for task, precision in zip(tasks, precisions, strict=True)
         ]
-
-    def encode(
-        self, u: Tensor, layout: TensorSizes, rng: Generator, client_state: Mapping[str, Tensor]
-    ) -> tuple[Payload, Mapping[str, Tensor]]:
-        return self.inner.encode(u, layout, rng, client_state)
-
-    def decode(self, payload: Payload, layout: TensorSizes, rng: Generator) -> Tensor:
-        return self.inner.decode(payload, layout, rng)
-
-    def estimate_bytes(self, layout: TensorSizes, rng: Generator) -> int | None:
-        return self.inner.estimate_bytes(layout, rng)
-
-    def coverage_mask(self, layout: TensorSizes, rng: Generator) -> Tensor | None:
-        """(d,) bool: the coordinates that count in the mean; None: all."""
-        return self.inner.coverage_mask(layout, rng)
 
     def _grow(self, precision: float) -> float:
         """The next precision; the same one where it would exceed `most`."""

@@ -11,12 +11,12 @@ from numpy.random import Generator
 from torch import Tensor
 
 from flrce.core.bounds import PositiveFloat
-from flrce.core.payload_bytes import count_value_bytes
 from flrce.core.pieces import NoCompression, Recipe
 from flrce.core.roles import Compressor
 from flrce.core.types import Payload, RoundEvent
 from flrce.errors import BadInput
-from flrce.methods.compression.buffers import TensorSizes, count_floats
+from flrce.methods.compression.buffers import TensorSizes
+from flrce.methods.compression.wrapping import WrappingCompressor
 from flrce.methods.privacy_accounting import account_rounds
 
 
@@ -28,7 +28,7 @@ class ReleaseCounts:
 
 
 @dataclass(frozen=True)
-class LocalNoise(Compressor):
+class LocalNoise(WrappingCompressor):
     """u shortened to `clip`, plus N(0, (noise clip)^2) in each coordinate, then the inner
     compressor.
 
@@ -48,24 +48,12 @@ class LocalNoise(Compressor):
     source: Literal["seed", "system"] = "seed"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.inner, Compressor):
-            raise BadInput(f"inner = {self.inner!r}: must be a compressor")
+        super().__post_init__()
         if self.inner.keeps_state:
             raise BadInput(
                 "local-noise: its inner compressor may keep nothing between rounds; use topk,"
                 " quantize or rotated"
             )
-
-    @property
-    def partial(self) -> bool:
-        return self.inner.partial
-
-    @property
-    def symbol_bits(self) -> Mapping[str, int]:
-        return self.inner.symbol_bits
-
-    def check_recipe(self, recipe: Recipe) -> str:
-        return self.inner.check_recipe(recipe)
 
     def check_fleet(self, recipe: Recipe, M: int, d: int, D: int) -> str:
         if d < D:
@@ -90,17 +78,6 @@ class LocalNoise(Compressor):
         noise = torch.from_numpy(draws.standard_normal(len(u))).to(wide.device)
         noisy = (wide + self.noise * self.clip * noise).to(u.dtype)
         return self.inner.encode(noisy, layout, rng, client_state)
-
-    def decode(self, payload: Payload, layout: TensorSizes, rng: Generator) -> Tensor:
-        return self.inner.decode(payload, layout, rng)
-
-    def estimate_bytes(self, layout: TensorSizes, rng: Generator) -> int | None:
-        if self.inner.is_dense:
-            return count_value_bytes(count_floats(layout))
-        return self.inner.estimate_bytes(layout, rng)
-
-    def coverage_mask(self, layout: TensorSizes, rng: Generator) -> Tensor | None:
-        return self.inner.coverage_mask(layout, rng)
 
     def initial_state(self, M: int, d: int, D: int) -> ReleaseCounts:
         return ReleaseCounts(torch.zeros(M))

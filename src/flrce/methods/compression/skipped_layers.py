@@ -25,6 +25,7 @@ from flrce.methods.compression.buffers import (
     count_span_floats,
     join_spans,
 )
+from flrce.methods.compression.wrapping import WrappingCompressor
 from flrce.rng import make_stream
 from flrce_client.fixed_point import split_skipped
 
@@ -42,7 +43,7 @@ class LayerScoreState:
 
 
 @dataclass(frozen=True)
-class SkippedLayers(Compressor):
+class SkippedLayers(WrappingCompressor):
     """Each round, `layers` matrices or kernels are not uploaded; `inner` compresses the rest.
 
     The server draws them without replacement with probabilities in proportion to 1 / s, s the ratio
@@ -57,8 +58,7 @@ class SkippedLayers(Compressor):
     skipped: Annotated[str, MaxLen(MAX_NAME_CHARACTERS)] = ""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.inner, Compressor):
-            raise BadInput(f"inner = {self.inner!r}: must be a compressor")
+        super().__post_init__()
         if self.inner.keeps_state:
             raise BadInput(
                 "error feedback keeps a residual per coordinate, and skipped layers change the"
@@ -69,19 +69,6 @@ class SkippedLayers(Compressor):
     def partial(self) -> bool:
         """Whether a reply may cover only some coordinates."""
         return self.layers > 0 or self.inner.partial
-
-    @property
-    def scaled(self) -> bool:
-        return self.inner.scaled
-
-    @property
-    def knows_bytes(self) -> bool:
-        return self.inner.knows_bytes
-
-    @property
-    def symbol_bits(self) -> Mapping[str, int]:
-        """Bits of a packed symbol, by buffer."""
-        return self.inner.symbol_bits
 
     @property
     def instruction_bytes(self) -> int:
@@ -95,7 +82,7 @@ class SkippedLayers(Compressor):
     def check_recipe(self, recipe: Recipe) -> str:
         if recipe.compressor is not self:
             return "skip-layers goes outermost: put the other compressors into its inner"
-        return self.inner.check_recipe(recipe)
+        return super().check_recipe(recipe)
 
     def initial_state(self, M: int, d: int, D: int) -> LayerScoreState:
         return LayerScoreState()
@@ -142,7 +129,6 @@ class SkippedLayers(Compressor):
         return self.inner.estimate_bytes(rest, rng)
 
     def coverage_mask(self, layout: TensorSizes, rng: Generator) -> Tensor | None:
-        """(d,) bool: the coordinates that count in the mean; None: all."""
         spans, rest = self._split_layout(layout)
         inner = self.inner.coverage_mask(rest, rng)
         if inner is None and len(rest) == len(layout):
