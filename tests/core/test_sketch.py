@@ -28,6 +28,7 @@ from flrce.methods.selection.relationship import RelationshipSelector
 from flrce.storage.checkpoint import Journal
 from flrce.storage.ledger_lines import to_relation_line
 from stub_engine import StubEngine
+from training import require_valid_fields
 
 MAPS = 800  # draws of the map that an average is taken over
 
@@ -279,5 +280,5 @@ def test_a_map_that_does_not_fit_names_the_sketch_that_would(monkeypatch):
 
 @pytest.mark.parametrize("wrong", [{"sketch": -1}, {"sketch": 1.5}, {"sketch": 8, "blend": 0.9}])
 def test_bad_settings(wrong):
-    with pytest.raises(BadInput, match="selector"):
-        RelationshipSelector(**wrong)
+    with pytest.raises(BadInput, match="sketch"):
+        require_valid_fields(RelationshipSelector(**wrong))

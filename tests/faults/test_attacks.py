@@ -320,7 +320,7 @@ def test_hardened_stop_rules():
     assert (
         hard(history(*early, *drawn, (True, 6.0), (True, 0.0))) == ""
     )  # flagged clients did not count
-    with pytest.raises(ValueError, match="1 <= r <= n"):
+    with pytest.raises(ValueError, match="r = 3 is above n = 2"):
         UpdateConflicts(5.0, r=3, n=2)
 
 

@@ -32,6 +32,7 @@ from flrce.flower.arrays import (
 )
 from flrce.flower.wire import (
     KEY_PREFIX,
+    read_piece,
     read_reply,
     read_task,
     write_piece,
@@ -214,6 +215,20 @@ def test_a_hostile_array_is_refused_without_allocating(case):
         assert tracemalloc.get_traced_memory()[1] < 5e6
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("role", "entries"),
+    [
+        ("compressor", {"c": "topk", "c.keep": 1.5}),
+        ("compressor", {"c": "fixed-point", "c.levels": 128}),
+        ("link", {"c": "momentum", "c.beta": 2.0}),
+        ("link", {"c": "sgd", "c.lr": -1.0}),
+    ],
+)
+def test_a_message_with_a_setting_out_of_range_is_malformed(role, entries):
+    with pytest.raises(MalformedPayload, match="should be"):
+        read_piece(role, entries, "c")
 
 
 @given(st.binary(max_size=300))

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from flrce import Experiment
+from flrce.core.bounds import find_problem
 from flrce.core.types import LocalWork, Portion, Task
+from flrce.errors import BadInput
 from flrce.simulation import runs
 from flrce.training.batches import SampleBatches, Samples
 from flrce.training.links import ClientContext
@@ -27,6 +29,12 @@ DAILY = {
     "ditto",
     "fedbn",
 }
+
+
+def require_valid_fields(piece):
+    """What every recipe, and every message that carries a piece, asks of its fields."""
+    if why := find_problem(piece):
+        raise BadInput(why)
 
 
 def mark_slow_crossings(names, daily=DAILY):

@@ -27,6 +27,7 @@ from flrce.methods.compression.sparsify import RandomK, TopK
 from flrce.methods.compression.tensors import TensorDropout
 from flrce.methods.compression.ternary import SparseTernary
 from flrce.rng import make_stream
+from training import require_valid_fields
 
 LAYOUT = [("0.weight", 12), ("0.bias", 3), ("1.weight", 5), ("1.running_mean", 2)]
 D = sum(size for _, size in LAYOUT)
@@ -420,7 +421,7 @@ def test_strange_payloads_are_malformed_and_nothing_else(compressor, junk, data)
 )
 def test_bad_settings_are_refused(make, word):
     with pytest.raises(BadInput, match=word):
-        make()
+        require_valid_fields(make())
 
 
 def test_experiment_files_nest_compressors():

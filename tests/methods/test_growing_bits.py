@@ -28,7 +28,7 @@ from flrce.methods.compression.rotated import RotatedCode
 from flrce.methods.compression.sparsify import TopK
 from flrce.rng import make_stream
 from flrce.simulation import runs
-from training import assert_resumes
+from training import assert_resumes, require_valid_fields
 
 LAYOUT = [("a.weight", 4), ("a.bias", 2), ("b.running_mean", 1)]
 
@@ -201,7 +201,7 @@ def test_a_task_travels_and_is_stored():
 )
 def test_bad_settings_are_refused(make, word):
     with pytest.raises(BadInput, match=word):
-        make()
+        require_valid_fields(make())
 
 
 def experiment(clients=8, rounds=6, **recipe):

@@ -11,7 +11,7 @@ from flrce.errors import BadInput
 from flrce.methods.catalogue.standard import fedavg, scaffold
 from flrce.methods.client.progress_epochs import ProgressEpochs
 from flrce.methods.server.averages import EMA
-from training import assert_resumes
+from training import assert_resumes, require_valid_fields
 
 
 def follow(trainer, planned, headways):
@@ -44,7 +44,7 @@ def test_epochs_by_hand():
 )
 def test_bad_settings_are_refused(make, word):
     with pytest.raises(BadInput, match=word):
-        make()
+        require_valid_fields(make())
 
 
 def test_the_inner_trainer_is_in_the_recipe():

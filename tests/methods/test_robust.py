@@ -24,6 +24,7 @@ from flrce.methods.aggregation.robust import (
 from flrce.methods.catalogue import recipes
 from flrce.models.flat import pack_model
 from flrce.simulation import runs
+from training import require_valid_fields
 
 
 def updates_of(U, n=None, trainable=None, covered=None):
@@ -247,20 +248,20 @@ def test_order_of_replies_and_extreme_values_do_no_harm(piece, seed, P):
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (lambda: TrimmedMean(0.5), "share must be"),
-        (lambda: Krum(-1), "attackers and keep"),
-        (lambda: ClippedMean("mean"), "norm must be"),
-        (lambda: ClippedMean(0.0), "norm must be"),
-        (lambda: ClippedMean(by="n"), "by must be"),
+        (lambda: TrimmedMean(0.5), "share = 0.5: should be less than 0.5"),
+        (lambda: Krum(-1), "attackers = -1"),
+        (lambda: ClippedMean("mean"), "norm = 'mean'"),
+        (lambda: ClippedMean(0.0), "norm = 0.0"),
+        (lambda: ClippedMean(by="n"), "by = 'n'"),
     ],
 )
 def test_senseless_settings_are_refused(make, why):
     with pytest.raises(ValueError, match=why):
-        make()
+        require_valid_fields(make())
 
 
 def test_a_senseless_setting_in_a_file_is_one_line():
-    with pytest.raises(BadInput, match=r"share must be at least 0 and below 0\.5, got 0\.7"):
+    with pytest.raises(BadInput, match=r"share = 0\.7: should be less than 0\.5"):
         Experiment.from_tables({"recipe": {"name": "trimmed-mean", "share": 0.7}})
 
 

@@ -27,6 +27,7 @@ from flrce.methods.compression.hadamard import draw_signs, plan_chunks, transfor
 from flrce.methods.compression.rotated import BLOCKS, CENTROIDS, RotatedCode
 from flrce.rng import make_stream
 from flrce_client.rotated import RotatedCodec
+from training import require_valid_fields
 
 CODES = [
     RotatedCode(bits, scale)
@@ -381,7 +382,7 @@ def test_damaged_payloads_are_malformed(code):
 )
 def test_bad_settings_are_refused(make, word):
     with pytest.raises(BadInput, match=word):
-        make()
+        require_valid_fields(make())
 
 
 def test_experiment_files_name_it():

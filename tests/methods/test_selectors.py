@@ -31,6 +31,7 @@ from flrce.models.flat import make_layout
 from flrce.models.nets import build_network
 from flrce.rng import draw_weighted, make_stream
 from flrce.simulation import runs
+from training import require_valid_fields
 
 
 def a_view(t=1, P=2, n=(10,) * 6, seconds=(1.0,) * 6, transfer=0.0, losses=None, pool=None):
@@ -564,7 +565,7 @@ def test_fast_clients_train_longer_at_any_number_of_epochs():
         None,
     ]  # the released code's eleven times
     with pytest.raises(ValueError, match="most"):
-        PyramidTraining(most=0.5)
+        require_valid_fields(PyramidTraining(most=0.5))
 
 
 def test_on_unequal_devices_pyramidfl_lets_some_train_longer():

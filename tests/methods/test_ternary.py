@@ -22,6 +22,7 @@ from flrce.methods.compression.ternary import (
     encode_golomb,
 )
 from flrce.rng import make_stream
+from training import require_valid_fields
 
 LAYOUT = [("a.weight", 60), ("a.running_var", 4), ("b.weight", 40)]
 
@@ -232,4 +233,4 @@ def test_settings():
         (lambda: TopK(0.1, "dense", bits=2), "dense"),
     ):
         with pytest.raises(BadInput, match=word):
-            make()
+            require_valid_fields(make())

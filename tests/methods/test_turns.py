@@ -21,6 +21,7 @@ from flrce.methods.selection import client_groups, turns
 from flrce.methods.selection.turns import TURN_ORDERS, RoundRobinSelector
 from flrce.rng import make_stream
 from flrce.simulation import runs
+from training import require_valid_fields
 
 
 def all_of(D, n, count, already=(), seed=0):
@@ -216,10 +217,10 @@ def test_by_agreement_the_unheard_go_first():
 
 
 def test_bad_settings_are_named():
-    with pytest.raises(BadInput, match="did you mean 'balance'"):
-        RoundRobinSelector("balanse")
+    with pytest.raises(BadInput, match="by = 'balanse': should be 'balance'"):
+        require_valid_fields(RoundRobinSelector("balanse"))
     with pytest.raises(BadInput, match="sketch"):
-        RoundRobinSelector(sketch=0)
+        require_valid_fields(RoundRobinSelector(sketch=0))
     assert RoundRobinSelector().with_sketch_size(64).sketch == 64
 
 

@@ -30,6 +30,7 @@ from flrce.simulation import runs
 from flrce.training.batches import Samples, draw_batches
 from flrce.training.client import ClientRunner
 from flrce.training.update_chain import SGD, ProximalTerm, UpdateChain
+from training import require_valid_fields
 
 
 def tasks(P, t=1, epochs=5):
@@ -109,7 +110,7 @@ def test_the_proximal_recipe_draws_from_three_fifths_on():
 )
 def test_bad_settings_are_refused(make):
     with pytest.raises(BadInput):
-        make()
+        require_valid_fields(make())
 
 
 @pytest.mark.parametrize("squared", [True, False])

@@ -12,6 +12,7 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import Tensor
 
+from flrce.core.bounds import find_problem
 from flrce.core.payload_bytes import count_upload_bytes
 from flrce.core.payloads import is_finite_number
 from flrce.core.pieces import MalformedPayload
@@ -156,9 +157,13 @@ def read_piece(role: str, config: Mapping[str, Any], key: str) -> Any:
                 read_piece(inner_role, config, inner) if inner_role else _list_to_tuple(value)
             )
     try:
-        return make(**values)
+        piece = make(**values)
+        problem = find_problem(piece)
     except (TypeError, ValueError) as why:
         raise MalformedPayload(f"{role} {name!r}: {why}") from why
+    if problem:
+        raise MalformedPayload(f"{role} {name!r}: {problem}")
+    return piece
 
 
 def _list_to_tuple(value: Any) -> Any:

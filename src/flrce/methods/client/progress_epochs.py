@@ -33,8 +33,6 @@ class ProgressEpochs(LocalTrainer):
     def __post_init__(self) -> None:
         if not self.least <= self.most:
             raise BadInput(f"least = {self.least!r} is above most = {self.most!r}")
-        if not 0 < self.gain < 1:
-            raise BadInput(f"gain = {self.gain!r}: must lie between 0 and 1")
         if not isinstance(self.inner, LocalTrainer) or isinstance(self.inner, ProgressEpochs):
             raise BadInput(f"inner = {self.inner!r}: must be another trainer")
 

@@ -48,8 +48,6 @@ class PyramidTraining(LocalTrainer):
             raise ValueError(
                 f"0 <= low <= high < 1 must hold, got low {self.low}, high {self.high}"
             )
-        if self.most < 1:
-            raise ValueError(f"most must be at least 1 (1: nobody trains longer), got {self.most}")
 
     def check_recipe(self, recipe: Recipe) -> str:
         if self.high > 0 and recipe.compressor.rate is None:
@@ -115,10 +113,6 @@ class FewerEpochs(LocalTrainer):
     """
 
     percentile: Percent = 10.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.percentile <= 100:
-            raise ValueError(f"percentile must be from 0 to 100, got {self.percentile}")
 
     def assign(self, tasks: list[Task], state: object, view: RoundView) -> list[Task]:
         estimates = [view.estimate(view.draft(k)).seconds for k in view.pool]

@@ -12,7 +12,6 @@ from flrce.core.bounds import (
 )
 from flrce.core.roles import LocalTrainer, RoundView
 from flrce.core.types import Task
-from flrce.errors import BadInput
 from flrce.models.part import floor_share
 from flrce.rng import make_stream
 from flrce.training.optimizers import ProximalTerm
@@ -47,15 +46,6 @@ class ProximalTraining(LocalTrainer):
     def __post_init__(self) -> None:
         # experiment files have lists
         object.__setattr__(self, "epochs_from", tuple(self.epochs_from))
-        if self.mu < 0:
-            raise BadInput(f"mu = {self.mu!r}: must not be negative; 0 is plain SGD")
-        if any(type(epochs) is not int or epochs < 1 for epochs in self.epochs_from):
-            raise BadInput(
-                f"epochs_from = {list(self.epochs_from)!r}: must be integers from 1, such as [3,"
-                " 4, 5]"
-            )
-        if not 0 <= self.stragglers <= 1:
-            raise BadInput(f"stragglers = {self.stragglers!r}: must be a share between 0 and 1")
 
     @property
     def links(self) -> tuple[ProximalTerm, ...]:
@@ -94,12 +84,6 @@ class FrozenBlocksTraining(LocalTrainer):
 
     first: NonNegativeInt = 1
     seconds: NonNegativeFloat = 0.0
-
-    def __post_init__(self) -> None:
-        if type(self.first) is not int or self.first < 0:
-            raise BadInput(
-                f"first = {self.first!r}: must be the number of a block, from 0 (freezes nothing)"
-            )
 
     @property
     def needs_layer_chain(self) -> bool:
@@ -144,17 +128,6 @@ class DeadlineTraining(LocalTrainer):
     grace: NonNegativeFloat = 0.0
     partial: ClassVar[bool] = True  # a reply may cover only some coordinates
     changes_coordinates: ClassVar[bool] = True  # and others in the next round
-
-    def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise BadInput(
-                f"share = {self.share!r}: must be above 0 and at most 1 (1: wait for all)"
-            )
-        if not self.grace >= 0:
-            raise BadInput(
-                f"grace = {self.grace!r}: must not be negative; 0.1 accepts replies up to a tenth"
-                " late"
-            )
 
     def assign(self, tasks: list[Task], state: Any, view: RoundView) -> list[Task]:
         each = [view.estimate(with_epochs(task, 1)) for task in tasks]

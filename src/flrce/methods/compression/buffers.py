@@ -9,7 +9,6 @@ from torch import Tensor
 
 from flrce.core.pieces import MalformedPayload
 from flrce.core.types import Payload
-from flrce.errors import BadInput
 from flrce_client import bits as bits_of
 from flrce_client import sparse
 from flrce_client.bits import count_packed_bytes
@@ -36,7 +35,6 @@ __all__ = [
     "take_spans",
     "unpack_bits",
     "unpack_bits_with_torch",
-    "validate_share",
 ]
 
 
@@ -47,12 +45,6 @@ def require_buffers(payload: Payload, names: set[str]) -> None:
         raise MalformedPayload(
             f"buffers {got}, not {', '.join(map(repr, sorted(names))) or 'none'}"
         )
-
-
-def validate_share(name: str, value: float) -> None:
-    """BadInput unless 0 < value <= 1."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
-        raise BadInput(f"{name} = {value!r}: must be above 0 and at most 1 (1: all)")
 
 
 def pack_bits(levels: Tensor, bits: int) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from annotated_types import Ge, Lt
 from torch import Tensor
 
-from flrce.core.bounds import PositiveInt
+from flrce.core.bounds import PositiveInt, find_problem
 from flrce.core.pieces import Recipe
 from flrce.core.roles import Compressor, RoundView
 from flrce.core.types import RoundEvent, Task
@@ -53,9 +53,11 @@ class GrowingBits(WrappingCompressor):
             name = type(self.inner).__name__
             raise BadInput(f"inner = {name} has neither levels nor bits that could grow")
         try:
-            set_precision(self.inner, self.most)
-        except BadInput as why:
-            raise BadInput(f"most = {self.most} is more than inner can have: {why}") from None
+            why = find_problem(set_precision(self.inner, self.most))
+        except BadInput as error:
+            why = str(error)
+        if why:
+            raise BadInput(f"most = {self.most} is more than inner can have: {why}")
 
     def check_recipe(self, recipe: Recipe) -> str:
         if recipe.compressor is not self:

@@ -13,7 +13,6 @@ from flrce.core.payload_bytes import count_value_bytes
 from flrce.core.pieces import MalformedPayload, get_buffer
 from flrce.core.roles import Compressor
 from flrce.core.types import Payload
-from flrce.errors import BadInput
 from flrce.methods.compression.buffers import (
     TensorSizes,
     count_floats,
@@ -42,10 +41,6 @@ class FixedPointCode(Compressor):
     """
 
     levels: Annotated[int, Ge(1), Le(MAX_LEVELS)] = 1
-
-    def __post_init__(self) -> None:
-        if type(self.levels) is not int or not 1 <= self.levels <= MAX_LEVELS:
-            raise BadInput(f"levels = {self.levels!r}: must be an integer from 1 to {MAX_LEVELS}")
 
     @property
     def bits(self) -> int:

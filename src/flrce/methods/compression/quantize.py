@@ -13,7 +13,6 @@ from flrce.core.payload_bytes import count_value_bytes
 from flrce.core.pieces import get_buffer
 from flrce.core.roles import Compressor
 from flrce.core.types import Payload
-from flrce.errors import BadInput
 from flrce.methods.compression.buffers import (
     TensorSizes,
     count_floats,
@@ -35,10 +34,6 @@ class Quantizer(Compressor):
 
     bits: Annotated[int, Ge(1), Le(8)] = 8
     stochastic: bool = True
-
-    def __post_init__(self) -> None:
-        if type(self.bits) is not int or not 1 <= self.bits <= 8:
-            raise BadInput(f"bits = {self.bits!r}: must be an integer from 1 to 8")
 
     @property
     def symbol_bits(self) -> Mapping[str, int]:

@@ -15,7 +15,7 @@ from flrce.core.payload_bytes import count_value_bytes
 from flrce.core.pieces import get_buffer
 from flrce.core.roles import Compressor
 from flrce.core.types import Payload
-from flrce.errors import BadInput, suggest_name
+from flrce.errors import BadInput
 from flrce.methods.compression.buffers import (
     TensorSizes,
     count_floats,
@@ -38,8 +38,6 @@ from flrce.methods.compression.hadamard import (
 from flrce.models.part import floor_share
 from flrce_client.rotated import BLOCKS, CENTROID_UNIT, CENTROIDS, draw_positions, list_level_edges
 
-SCALES = ("unbiased", "contractive")
-
 
 @dataclass(frozen=True)
 class RotatedCode(Compressor):
@@ -60,13 +58,10 @@ class RotatedCode(Compressor):
     exact_below: NonNegativeInt = 0
 
     def __post_init__(self) -> None:
-        known = isinstance(self.bits, int | float) and not isinstance(self.bits, bool)
-        if not known or not (0 < self.bits < 1 or self.bits in CENTROIDS):
+        if self.bits not in CENTROIDS and not 0 < float(self.bits) < 1:
             raise BadInput(
                 f"bits = {self.bits!r}: must be 1, 2, 3 or 4, or a share between 0 and 1"
             )
-        if self.scale not in SCALES:
-            raise BadInput(f"scale = {self.scale!r}: {suggest_name(str(self.scale), SCALES)}")
 
     @property
     def scaled(self) -> bool:

@@ -15,7 +15,7 @@ from flrce.core.payload_bytes import count_value_bytes
 from flrce.core.pieces import MalformedPayload, get_buffer
 from flrce.core.roles import Compressor
 from flrce.core.types import Payload
-from flrce.errors import BadInput, suggest_name
+from flrce.errors import BadInput
 from flrce.methods.compression.buffers import (
     TensorSizes,
     count_floats,
@@ -24,11 +24,9 @@ from flrce.methods.compression.buffers import (
     pack_bits,
     require_buffers,
     unpack_bits,
-    validate_share,
 )
 from flrce.models.part import floor_share
 
-POSITION_CODINGS = ("auto", "bitmap", "indices", "dense")
 STATISTICS_SUFFIXES = (".running_mean", ".running_var")
 
 
@@ -51,15 +49,8 @@ class TopK(Compressor):
     bits: Annotated[int, Ge(1), Le(8)] | None = None
 
     def __post_init__(self) -> None:
-        validate_share("keep", self.keep)
-        if self.bits is not None and (type(self.bits) is not int or not 1 <= self.bits <= 8):
-            raise BadInput(f"bits = {self.bits!r}: must be an integer from 1 to 8")
         if self.bits is not None and self.coding == "dense":
             raise BadInput("coding = 'dense' sends float32; use 'auto', 'bitmap' or 'indices'")
-        if self.coding not in POSITION_CODINGS:
-            raise BadInput(
-                f"coding = {self.coding!r}: {suggest_name(str(self.coding), POSITION_CODINGS)}"
-            )
 
     @property
     def symbol_bits(self) -> Mapping[str, int]:
@@ -148,9 +139,6 @@ class RandomK(Compressor):
 
     keep: PositiveProportion = 0.1
     scaled: bool = False
-
-    def __post_init__(self) -> None:
-        validate_share("keep", self.keep)
 
     def encode(
         self, u: Tensor, layout: TensorSizes, rng: Generator, client_state: Mapping[str, Tensor]

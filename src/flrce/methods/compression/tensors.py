@@ -12,7 +12,6 @@ from flrce.core.payload_bytes import count_value_bytes
 from flrce.core.pieces import get_buffer
 from flrce.core.roles import Compressor
 from flrce.core.types import Payload
-from flrce.errors import BadInput
 from flrce.methods.compression.buffers import TensorSizes, require_buffers
 
 
@@ -27,16 +26,6 @@ class TensorDropout(Compressor):
 
     rate: Proportion = 0.325
     coverage: bool = False
-
-    def __post_init__(self) -> None:
-        if (
-            isinstance(self.rate, bool)
-            or not isinstance(self.rate, int | float)
-            or not 0 <= self.rate <= 1
-        ):
-            raise BadInput(
-                f"rate = {self.rate!r}: must lie between 0 (send all) and 1 (send nothing)"
-            )
 
     @property
     def partial(self) -> bool:

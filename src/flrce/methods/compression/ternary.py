@@ -28,7 +28,6 @@ from flrce.methods.compression.buffers import (
     split_statistics,
     take_spans,
     unpack_bits,
-    validate_share,
 )
 from flrce.models.part import floor_share
 from flrce_client.golomb import choose_golomb_bits, pack_gaps, unpack_positions
@@ -45,9 +44,6 @@ class SparseTernary(Compressor):
     """
 
     share: PositiveProportion = 0.01
-
-    def __post_init__(self) -> None:
-        validate_share("share", self.share)
 
     def encode(
         self, u: Tensor, layout: TensorSizes, rng: Generator, client_state: Mapping[str, Tensor]

@@ -50,10 +50,6 @@ class PowerOfChoice(Selector):
     stale: bool = False
     device_agnostic: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        if self.candidates < 0:
-            raise ValueError(f"candidates must be at least 0, got {self.candidates}")
-
     def check_recipe(self, recipe: Recipe) -> str:
         if 0 < self.candidates < recipe.P:
             return (

@@ -56,10 +56,6 @@ class RelationshipSelector(Selector):
     sketch: NonNegativeInt = 0
 
     def __post_init__(self) -> None:
-        if type(self.sketch) is not int or self.sketch < 0:
-            raise BadInput(
-                f"selector.sketch = {self.sketch!r}: must be a number of floats, or 0 to keep all"
-            )
         if self.sketch and self.blend < 1:
             raise BadInput(
                 f"selector.blend = {self.blend}: a sketched map keeps no old relationships; set"

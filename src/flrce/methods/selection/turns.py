@@ -20,7 +20,6 @@ from flrce.core.relations import NEVER_SEEN
 from flrce.core.roles import RoundView, Selector
 from flrce.core.sketch import make_sketch
 from flrce.core.types import RoundEvent, Selection
-from flrce.errors import BadInput, suggest_name
 from flrce.methods.selection.client_groups import (
     cap_sample_counts,
     cosines_with_others,
@@ -79,12 +78,6 @@ class RoundRobinSelector(Selector):
     sketch: PositiveInt = 2048
     cap: NonNegativeFloat = 5.0
     tries: NonNegativeInt = 2
-
-    def __post_init__(self) -> None:
-        if self.by not in TURN_ORDERS:
-            raise BadInput(f"selector.by = {self.by!r}: {suggest_name(self.by, TURN_ORDERS)}")
-        if type(self.sketch) is not int or self.sketch < 1:
-            raise BadInput(f"selector.sketch = {self.sketch!r}: must be a number of floats above 0")
 
     @property
     def compares_updates(self) -> bool:

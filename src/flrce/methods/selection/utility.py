@@ -71,8 +71,6 @@ class UtilitySelector(Selector):
                 f"0 <= floor <= epsilon <= 1 must hold, got floor {self.floor}, epsilon"
                 f" {self.epsilon}"
             )
-        if self.overcommit < 1:
-            raise ValueError(f"overcommit must be at least 1, got {self.overcommit}")
 
     def initial_state(self, M: int, d: int, D: int) -> UtilityState:
         zeros = torch.zeros(M, dtype=torch.float64)

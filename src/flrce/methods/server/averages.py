@@ -59,12 +59,6 @@ class EMA(ServerAverage):
     level: Proportion = 0.0
     device_agnostic: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        if not (0 <= self.decay < 1 and 0 <= self.ease < math.inf and 0 <= self.level <= 1):
-            raise ValueError(
-                f"decay is from 0 to below 1, ease at least 0, level from 0 to 1; got {self}"
-            )
-
     def initial_state(self, M: int, d: int, D: int) -> RunningMeanState:
         return RunningMeanState(torch.zeros(D, dtype=torch.float64))
 

@@ -29,8 +29,10 @@ class UpdateConflicts(StopRule):
     reads_evaluations: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if not (self.psi > 0 and 1 <= self.r <= self.n and self.after >= 0):
-            raise ValueError(f"psi must be above 0, 1 <= r <= n and after >= 0, got {self}")
+        if self.r > self.n:
+            raise ValueError(
+                f"r = {self.r} is above n = {self.n}: r of the last n rounds must agree"
+            )
 
     @property
     def required_fields(self) -> tuple[str, ...]:

@@ -35,18 +35,6 @@ class NoHeadway(StopRule):
     after: NonNegativeInt = 69
     reads_evaluations: ClassVar[bool] = False
 
-    def __post_init__(self) -> None:
-        if not (
-            -1 <= self.level <= 1
-            and 0 <= self.share <= 1
-            and min(self.n, self.first) >= 1
-            and self.after >= 0
-        ):
-            raise ValueError(
-                "level is from -1 to 1, share from 0 to 1, n and first at least 1, after 0; got"
-                f" {self}"
-            )
-
     @property
     def required_fields(self) -> tuple[str, ...]:
         return ("headway",)
