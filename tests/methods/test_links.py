@@ -176,7 +176,7 @@ class Wrong(Link):
 
 def test_a_term_is_one_value_for_each_sample():
     with pytest.raises(
-        BadInput, match=r"Wrong\.term gave a tensor of \(1,\), not one value for each sample"
+        BadInput, match=r"Wrong\.loss_term gave a tensor of \(1,\), not one value for each sample"
     ):
         trained(plain, Wrong())
 

@@ -39,6 +39,7 @@ from flrce.core.validation import (
     explain_device_mix,
     get_stop_reason,
     move_to_host,
+    refuse_changes_in_place,
     validate_final_model,
     validate_model,
     validate_server_step,
@@ -203,11 +204,13 @@ def aggregate_and_step(
     """From the updates to the next model, and what every piece remembers of them."""
     state = plan.state
     w = state.w if updates.sent is None else updates.sent
-    target = recipe.aggregator(w, updates, state.server_state.get("aggregator"))  # eq. 4
+    with refuse_changes_in_place(recipe.aggregator, w, updates.U):
+        target = recipe.aggregator(w, updates, state.server_state.get("aggregator"))  # eq. 4
     validate_model(recipe.aggregator, target, w)
     if "server" in state.server_state:  # what it remembers is on the host
         w, target = state.w, device_transfer.to_host(target)
-    stepped = recipe.server.step(w, target, updates, state.server_state.get("server"))
+    with refuse_changes_in_place(recipe.server, w, updates.U):
+        stepped = recipe.server.step(w, target, updates, state.server_state.get("server"))
     w_next, server = validate_server_step(recipe.server, stepped, target, w)
     event = RoundEvent(
         plan.t,

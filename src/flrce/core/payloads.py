@@ -115,7 +115,8 @@ def validate_extras(task: Task, extras: Any, d: int) -> None:
             else type(extras).__name__
         )
         raise MalformedPayload(
-            f"sends {names or 'nothing'} beside its update, not {', '.join(expected) or 'nothing'}"
+            f"sends {names or 'nothing'} beside its update, not {', '.join(expected) or 'nothing'},"
+            " which is what its links declare (list_extra_sizes)"
         )
     for name, size in expected.items():
         value = extras[name]

@@ -35,6 +35,7 @@ from flrce.core.types import (
     Task,
     Updates,
 )
+from flrce.errors import BadInput
 
 
 @dataclass(frozen=True)
@@ -162,6 +163,11 @@ def encode_downloads(
     requests = [DownloadRequest(tasks[i], engine.get_held_part(tasks[i])) for i in coded]
     piece_state = state.server_state.get(MEMORY_KEY)
     models, piece_state = recipe.downlink.encode_models(piece_state, state.w, requests)
+    if len(models) != len(coded):
+        raise BadInput(
+            f"{type(recipe.downlink).__name__}.encode_models gave {len(models)} downloads for"
+            f" {len(coded)} requests; give each"
+        )
     for i, model in zip(coded, models, strict=True):
         dense[i] = model
     if MEMORY_KEY in state.server_state:

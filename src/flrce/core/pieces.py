@@ -253,6 +253,10 @@ class Recipe:
         for role, piece in self.iter_pieces():
             if role in server_state:
                 after[role] = piece.observe(server_state[role], event)
+                if after[role] is None and server_state[role] is not None:
+                    raise BadInput(
+                        f"{type(piece).__name__}.observe returned None; return the state"
+                    )
                 validate_state(role, piece, after[role], event.M)
         return after
 
@@ -274,13 +278,21 @@ class Recipe:
 
 def _validate_tasks(piece: Any, tasks: Any) -> list[Task]:
     """What a trainer or a sub-model made of the tasks, if that is what it is."""
+    name = type(piece).__name__
     if not isinstance(tasks, list | tuple) or not all(isinstance(task, Task) for task in tasks):
         what = (
             f"a {type(tasks).__name__}"
             if not isinstance(tasks, list | tuple)
             else "something else than tasks"
         )
-        raise BadInput(f"{type(piece).__name__}.assign returned {what}; return the list of tasks")
+        raise BadInput(f"{name}.assign returned {what}; return the list of tasks")
+    for task in tasks:
+        for key, value in task.tensors.items():
+            if not isinstance(value, Tensor):
+                raise BadInput(
+                    f"{name}.assign: tensors[{key!r:.60}] is a {type(value).__name__}; send a"
+                    " tensor"
+                )
     return list(tasks)
 
 

@@ -338,18 +338,15 @@ class Downlink(Piece):
         """Whether every client is sent w itself."""
         return False
 
-    @default_property
-    def keeps_payloads(self) -> bool:
-        """Whether all that a client needs is in its round's payload: on Flower it must be."""
-        return True
-
     def count_models(self, P: int) -> int:
         """Models that a round's downloads hold in memory, besides w and the tables."""
         return 1
 
     def plan_download(self, state: Any, k: int) -> Download | None:
-        """How client k would get the model now; None: dense. Costs are estimated by it."""
-        return None
+        """How client k would get the model now: costs are estimated by it. None: dense, and
+        `encode_models` is not asked.
+        """
+        return Download("full")
 
     def acknowledge(self, state: Any, sent: PendingTask) -> Any:
         """The memory once a client's reply shows that it decoded the model it was sent."""

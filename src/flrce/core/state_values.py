@@ -60,7 +60,7 @@ class UnsupportedState(ValueError):
     """A value that no state may hold: where it is within the state, and what it is."""
 
     def __init__(self, path: str, what: str) -> None:
-        super().__init__(f"{path} {what}".strip())
+        super().__init__(f"{path} {what}")
 
 
 def list_fields(state: Any) -> tuple[Field[Any], ...]:

@@ -92,6 +92,21 @@ def move_to_host(engine: Engine, w: Tensor) -> Tensor:
     return found
 
 
+@contextmanager
+def refuse_changes_in_place(piece: Any, *tensors: Tensor) -> Iterator[None]:
+    """BadInput where a piece writes into the model or the updates of a round: other pieces read
+    them after it.
+    """
+    tracked = [tensor for tensor in tensors if not tensor.is_inference()]
+    versions = [tensor._version for tensor in tracked]
+    yield
+    if [tensor._version for tensor in tracked] != versions:
+        raise BadInput(
+            f"{type(piece).__name__} changed the model or the updates that it was given; return new"
+            " tensors, and write into copies (clone)"
+        )
+
+
 def validate_model(aggregator: Any, target: Any, w: Tensor) -> None:
     """BadInput unless the aggregator returned a model."""
     name = type(aggregator).__name__

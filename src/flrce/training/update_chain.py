@@ -16,7 +16,7 @@ from typing import Any, SupportsFloat
 from torch import Tensor
 
 from flrce.core.piece_checks import explain_renamed_method
-from flrce.errors import BadInput
+from flrce.errors import BadInput, format_one_line
 from flrce.training.links import Batch, ClientContext, Link, NamedTensors, explain_wrong_link
 from flrce.training.optimizers import (
     SGD,
@@ -146,11 +146,11 @@ class UpdateChain:
         found = []
         for i in sorted(self._loss_term_links):
             term = self.links[i].loss_term(batch, states[i])
-            if term.shape != batch.y.shape[:1]:
+            if not isinstance(term, Tensor) or term.shape != batch.y.shape[:1]:
                 name = type(self.links[i]).__name__
+                given = f"a tensor of {tuple(term.shape)}" if isinstance(term, Tensor) else term
                 raise BadInput(
-                    f"{name}.term gave a tensor of {tuple(term.shape)}, not one value for each"
-                    " sample"
+                    f"{name}.loss_term gave {given!s:.60}, not one value for each sample"
                 )
             found.append(term)
         return found
@@ -180,11 +180,23 @@ class UpdateChain:
         kept: dict[str, Tensor] = {}
         sent: dict[str, Tensor] = {}
         for i, (link, state) in enumerate(zip(self.links, states, strict=True)):
-            client_state, extras = link.end_round(w, state)
+            client_state, extras = _validate_link_end(link, link.end_round(w, state))
             kept |= {f"{i}.{name}": value for name, value in client_state.items()}
             _refuse_second_sender(link, extras, sent)
             sent |= dict(extras)
         return kept, sent
+
+
+def _validate_link_end(link: Any, found: Any) -> tuple[NamedTensors, NamedTensors]:
+    """What a link keeps and sends, if both are named tensors."""
+    if isinstance(found, tuple) and len(found) == 2:
+        parts = [part for part in found if isinstance(part, Mapping)]
+        if len(parts) == 2 and all(isinstance(v, Tensor) for part in parts for v in part.values()):
+            return found
+    raise BadInput(
+        f"{type(link).__name__}.end_round returned {format_one_line(found, 100)}; return a pair:"
+        " named tensors that stay, and named tensors that travel"
+    )
 
 
 def _refuse_second_sender(link: Any, names: Mapping[str, Any], sent: Mapping[str, Any]) -> None:

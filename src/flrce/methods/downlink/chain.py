@@ -40,10 +40,6 @@ class ChainedDownload(Downlink):
 
     code: Compressor = field(default=RotatedCode(1), metadata={"piece": "compressor"})
 
-    @property
-    def keeps_payloads(self) -> bool:
-        return False
-
     def check_recipe(self, recipe: Any) -> str:
         if not isinstance(recipe.submodel, FullModel):
             return NO_PARTS
