@@ -16,7 +16,7 @@ from flrce.errors import BadInput
 from flrce.methods.stopping.budget import Patience
 from flrce.methods.stopping.marginal_gain import MarginalGain
 from flrce.simulation import runs
-from flrce_arena import job, machine, records
+from flrce_arena import job, machine, page, records
 from flrce_arena.execute import get_executor
 from flrce_arena.leaderboard import (
     build_leaderboard,
@@ -252,6 +252,58 @@ def test_ranks_add_up(values):
     assert sum(s.rank for s in ranked) == pytest.approx(n * (n + 1) / 2)
     assert all(1 <= s.low <= s.high <= n for s in ranked)
     assert [s.rank for s in ranked] == sorted(s.rank for s in ranked)
+
+
+def test_ranks_lie_within_their_intervals_and_leads_add_up():
+    """a and b tie in most draws; the mean rank of three seeds need not be among those of draws."""
+    rng = np.random.default_rng(3)
+    values = {m: rng.integers(0, 3, (2, 3)) / 10 for m in ("ref", "a", "b", "c")}
+    found = [
+        run_of(m, [float(v)], task=f"task {i}", seed=seed)
+        for m, tasks in values.items()
+        for i, seeds in enumerate(tasks)
+        for seed, v in enumerate(seeds)
+    ]
+    board = build_leaderboard(found, "joules", 1.0, "ref", draws=200)
+    assert all(s.low <= s.rank <= s.high for s in board.standings)
+    assert sum(s.first for s in board.standings) == pytest.approx(1.0)
+    lone = [run_of(m, [0.5], seed=seed) for m in ("ref", "a") for seed in (1, 2)]
+    tied = build_leaderboard(lone, "joules", 1.0, "ref").standings
+    assert [s.first for s in tied] == [0.5, 0.5]
+
+
+def test_a_name_with_a_colon_is_refused_in_words():
+    with pytest.raises(BadInput, match=r"methods\.my:method = 'my:method': a name has letters"):
+        ArenaPlan.from_tables(
+            {"tasks": {"d": {}}, "methods": {"fedavg": {}, "my:method": {"recipe": {}}}}
+        )
+
+
+def test_a_board_whose_ranks_tell_nobody_apart_says_what_to_do():
+    found = [
+        run_of(m, [v], task=t, seed=s)
+        for m, v in (("ref", 0.1), ("a", 0.2))
+        for t in "xy"
+        for s in (1, 2)
+    ]
+    board = build_leaderboard(found, "joules", 1.0, "ref")
+    assert board.is_tied  # two methods on two tasks: ranks must differ by 1.39
+    told = {"reached": {}, "reference": "ref", "failed": []}
+    lines = page.describe_arena(found, [board], told)
+    assert "no method can be told from any other. Then take the simplest, ref" in lines[-1]
+
+
+def test_the_page_says_what_a_method_is_and_what_its_metric_can_be():
+    found = [run_of("mine", [0.5], recipe={"name": "fedavg", "server": "adam"})]
+    told = {"reference": "mine"}
+    payload = page.build_arena_payload(found, told)
+    assert payload["methods"][0]["summary"] == (
+        "Federated averaging (McMahan et al. 2017): P at random, E epochs, weighted mean. Changed"
+        " here: server."
+    )
+    assert payload["tasks"][0]["range"] == [0, 1]
+    loss = [run_of("mine", [7.5], metric="perplexity", lower=True)]
+    assert page.build_arena_payload(loss, told)["tasks"][0]["range"] is None
 
 
 def test_one_task_has_no_critical_difference():

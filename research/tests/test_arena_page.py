@@ -68,3 +68,21 @@ def test_the_arena_fits_phones_and_the_dark(browser, arena, width, scheme):
     assert browser.run("return matchMedia('(prefers-color-scheme: dark)').matches") == (
         scheme == "dark"
     )
+
+
+def test_two_seeds_show_both_values_and_nothing_beyond_the_metric(browser, tmp_path):
+    plan = tmp_path / "plan.toml"
+    plan.write_text(
+        "seeds = [1, 2]\n[tasks.d]\nrounds = 2\nclients = 4\nper_round = 2\n"
+        "train = { epochs = 1 }\n[methods.fedavg]\n[methods.fedadam]\n"
+    )
+    assert cli.main(["arena", str(plan), "--out", str(tmp_path / "out"), "--json"]) == 0
+    browser.size(1200)
+    browser.open(tmp_path / "out" / "arena.html")
+    scores = [cell.text for cell in browser.all("#board td:last-child")]
+    assert all(" to " in score for score in scores)
+    ends = browser.run(
+        "return D.fronts.joules.map((p) => spread({n: 5, mean: p.value.mean, half: 9}, p.task))"
+    )
+    assert ends == [[0, 1], [0, 1]]
+    assert len(browser.all("#cards article p")) == 2

@@ -243,11 +243,14 @@ def _print_leaderboard(board: Leaderboard, found: Sequence[CellRecord]) -> None:
         spread = "--" if s.low is None or s.high is None else f"{s.low:.2f} to {s.high:.2f}"
         leads = "--" if s.first is None else f"{100 * s.first:.0f} %"
         rows.append([s.method, f"{s.rank:.2f}", spread, leads, *scores])
-    near = (
-        ""
-        if board.critical is None
-        else f"; ranks closer than {board.critical:.2f} are not told apart"
-    )
+    near = ""
+    if board.critical is not None:
+        near = f"; ranks closer than {board.critical:.2f} are not told apart"
+    if board.is_tied:
+        near = (
+            f"; no method can be told from any other: ranks differ by less than"
+            f" {board.critical:.2f}"
+        )
     heads = [
         "method",
         "rank",

@@ -27,11 +27,11 @@ class MethodStanding:
 
     method: str
     rank: float  # mean over tasks; 1 is best
-    low: (
-        float | None
-    )  # 95 % of the ranks under other draws of seeds; None: nobody has a second seed to draw
+    # 95 % of the ranks under other draws of seeds, and the rank itself; None: nobody has a second
+    # seed to draw
+    low: float | None
     high: float | None
-    first: float | None  # share of draws in which it leads
+    first: float | None  # share of draws in which it leads; those that lead together share a draw
     scores: Mapping[str, ConfidenceInterval]  # task -> of the metric
 
 
@@ -43,9 +43,15 @@ class Leaderboard:
     share: float  # of what the reference spends
     budgets: Mapping[str, float]  # task -> of the axis
     standings: tuple[MethodStanding, ...]  # the best first
-    critical: (
-        float | None
-    )  # difference in rank that chance exceeds in 5 % of cases; None: one task or one method
+    # difference in rank that chance exceeds in 5 % of cases; None: one task or one method
+    critical: float | None
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether the ranks tell no method from any other."""
+        if self.critical is None or len(self.standings) < 2:
+            return False
+        return self.standings[-1].rank - self.standings[0].rank < self.critical
 
 
 @dataclass(frozen=True)
@@ -97,14 +103,19 @@ def build_leaderboard(
     drawn = (
         _bootstrap_ranks(merits, draws) if has_repeated_seeds(found) else None
     )  # (draws, methods)
+    leads = [] if drawn is None else _share_leads(drawn)
     standings = []
     for i, method in enumerate(methods):
         scores = {task: _score_interval(found, task, method, axis, limits[task]) for task in limits}
         standing = MethodStanding(method, float(ranks[i]), None, None, None, scores)
         if drawn is not None:
             low, high = np.quantile(drawn[:, i], [0.025, 0.975])
-            first = float(np.mean(drawn[:, i] == drawn.min(axis=1)))
-            standing = replace(standing, low=float(low), high=float(high), first=first)
+            standing = replace(
+                standing,
+                low=min(float(low), standing.rank),
+                high=max(float(high), standing.rank),
+                first=float(leads[i]),
+            )
         standings.append(standing)
     standings.sort(key=lambda s: (s.rank, s.method))
     return Leaderboard(
@@ -229,6 +240,13 @@ def _bootstrap_ranks(merits: Mapping[str, list[FloatArray]], draws: int) -> Floa
         )
         total = total + rankdata(-means, axis=1)
     return np.asarray(total / len(merits))
+
+
+def _share_leads(drawn: FloatArray) -> FloatArray:
+    """(methods,) share of draws in which each has the best rank; they add up to 1."""
+    leading = drawn == drawn.min(axis=1, keepdims=True)
+    shares: FloatArray = (leading / leading.sum(axis=1, keepdims=True)).mean(axis=0)
+    return shares
 
 
 def _bootstrap_front_shares(

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from flrce.methods.catalogue.recipes import CATALOGUE, summarize_recipe
 from flrce.report.page import to_embedded_json
 from flrce.storage import metric_format
 from flrce.storage.disk import BY_UMASK, write_atomically
@@ -69,12 +70,12 @@ def describe_arena(
     alike: list[str] = []  # axes on which nobody stands out
     for board in (each for each in ranked if each.share == max(b.share for b in ranked)):
         first, *others = board.standings
-        if others and board.critical is not None and others[-1].rank - first.rank < board.critical:
+        if board.is_tied:
             alike.append(board.axis)
             continue
         sure = "one seed, so nobody knows how sure that is"
         if first.first is not None:
-            sure = f"first in {100 * first.first:.0f} % of draws of the seeds"
+            sure = f"it leads in {100 * first.first:.0f} % of draws of the seeds"
         near = [
             s.method
             for s in others
@@ -91,11 +92,19 @@ def describe_arena(
     if alike:
         lines.append(
             f"At equal {', '.join(alike)}: by ranks over tasks, no method can be told from any"
-            " other."
+            f" other. {suggest_when_tied(told['reference'])}"
         )
     if told["failed"]:
         lines.append(f"Runs that failed, and why, are listed below: {len(told['failed'])}.")
     return lines
+
+
+def suggest_when_tied(reference: str) -> str:
+    """What to do where ranks tell no method from any other."""
+    return (
+        f"Then take the simplest, {reference}, or what wins seed by seed on the task that is most"
+        " like yours; only more tasks make the ranks surer."
+    )
 
 
 def describe_saving(told: Mapping[str, Any], axis: str) -> str:
@@ -144,12 +153,19 @@ def build_arena_payload(found: Sequence[CellRecord], told: Mapping[str, Any]) ->
                 "lower": metrics[task].lower,
                 "unit": metric_format.metric_unit(metrics[task].metric),
                 "digits": metric_format.metric_digits(metrics[task].metric),
+                "range": [0, 1] if metrics[task].metric in metric_format.SHARES else None,
             }
             for task in tasks
         ],
         "methods": [
-            {"name": method, "recipe": _format_method_settings(found, method)} for method in methods
+            {
+                "name": method,
+                "summary": _summarize_method(found, method),
+                "recipe": _format_method_settings(found, method),
+            }
+            for method in methods
         ],
+        "advice": suggest_when_tied(told["reference"]),
         "axes": list_cost_axes(found),
         "curves": {
             task: {
@@ -162,6 +178,18 @@ def build_arena_payload(found: Sequence[CellRecord], told: Mapping[str, Any]) ->
         },
         **told,
     }
+
+
+def _summarize_method(found: Sequence[CellRecord], method: str) -> str:
+    """What its recipe does, and the paper it is from; "" for a recipe of the plan's own."""
+    recipe = next(p.recipe for p in found if p.method == method)
+    name = recipe.get("name")
+    if name not in CATALOGUE:
+        return ""
+    changed = [key for key in recipe if key not in ("name", "preset")]
+    more = f" Changed here: {', '.join(changed)}." if changed else ""
+    preset = f" Preset {recipe['preset']}." if recipe.get("preset") else ""
+    return f"{summarize_recipe(name)}{preset}{more}"
 
 
 def _format_method_settings(found: Sequence[CellRecord], method: str) -> str:

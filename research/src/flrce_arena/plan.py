@@ -156,6 +156,12 @@ class ArenaPlan(BaseModel):
             first = why.errors()[0]
             place = ".".join(map(str, first["loc"])) or "plan"
             rule = first["msg"].removeprefix("Input ").removeprefix("Value error, ")
+            if first["type"] == "string_pattern_mismatch":
+                place = place.removesuffix(".[key]")
+                rule = (
+                    "a name has letters, digits, spaces and . _ + -, begins with a letter or digit"
+                    " and has at most 60 characters; rename it"
+                )
             if first["type"] == "dict_type":
                 rule = (
                     "is a table, with one for each, such as"

@@ -30,7 +30,17 @@ function short(x) {
 function shown(interval, task) {
   if (interval.mean === null) return "--";
   const t = unit[task], f = (x) => (x / t.unit).toFixed(t.digits);
+  if (interval.n === 2 && interval.low !== null) {
+    const low = f(interval.low), high = f(interval.high);
+    return low === high ? low : `${low} to ${high}`;
+  }
   return interval.half === null ? f(interval.mean) : `${f(interval.mean)} \u00b1 ${f(interval.half)}`;
+}
+function spread(interval, task) {
+  // what is drawn: the interval; of two seeds both values; never beyond what the metric can be
+  const half = interval.half || 0, range = unit[task].range;
+  const ends = interval.n === 2 ? [interval.low, interval.high] : [interval.mean - half, interval.mean + half];
+  return range ? ends.map((v) => Math.min(Math.max(v, range[0]), range[1])) : ends;
 }
 function table(node, heads, rows) {
   node.replaceChildren();
@@ -74,7 +84,9 @@ function lead() {
   const board = current();
   if (!board) return;
   table($("board"), heads(), rows(board));
-  $("near").textContent = board.critical === null ? "" :
+  const tied = board.critical !== null && board.standings[board.standings.length - 1].rank - board.standings[0].rank < board.critical;
+  $("near").textContent = board.critical === null ? "" : tied ?
+    `No method can be told from any other here: all ranks differ by less than ${board.critical.toFixed(2)}, which is what chance brings (Nemenyi, 5 %). ${D.advice}` :
     `Ranks closer than ${board.critical.toFixed(2)} are what chance brings (Nemenyi, 5 %).`;
   ranks(board);
 }
@@ -115,7 +127,10 @@ function padded(values, by) {
 function frame(title, xs, ys, task, axis, by) {
   const W = 430, H = 260, L = 52, B = 34, T = 10, R = 12;
   xs = padded(xs, by); ys = padded(ys, by);
-  const t = unit[task], box = svg("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": title });
+  const t = unit[task];
+  if (t.range) ys = [Math.max(ys[0], t.range[0]), Math.min(ys[1], t.range[1])];
+  xs = [Math.max(xs[0], 0), xs[1]];
+  const box = svg("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": title });
   const x = scale(Math.min(...xs), Math.max(...xs), L, W - R), y = scale(Math.min(...ys), Math.max(...ys), H - B, T);
   for (let i = 0; i <= 4; i++) {
     const v = Math.min(...ys) + (Math.max(...ys) - Math.min(...ys)) * i / 4, u = Math.min(...xs) + (Math.max(...xs) - Math.min(...xs)) * i / 4;
@@ -134,13 +149,13 @@ function charts() {
   for (const t of D.tasks) {
     const points = D.fronts[axis].filter((p) => p.task === t.name && !off.has(p.method) && p.value.mean !== null);
     if (points.length) {
-      const f = frame(`${t.name}: ${t.heading} against ${axis}`, points.map((p) => p.cost.mean), points.flatMap((p) => [p.value.mean - (p.value.half || 0), p.value.mean + (p.value.half || 0)]), t.name, axis, 0.06);
+      const f = frame(`${t.name}: ${t.heading} against ${axis}`, points.map((p) => p.cost.mean), points.flatMap((p) => spread(p.value, t.name)), t.name, axis, 0.06);
       for (const p of points) {
         const on = p.front >= 0.5;
         const dot = svg("circle", { cx: f.x(p.cost.mean), cy: f.y(p.value.mean), r: on ? 6 : 4.5, fill: on ? color(p.method) : "none", stroke: color(p.method), "stroke-width": 2 });
         dot.append(svg("title", {}, `${p.method}: ${shown(p.value, t.name)}, ${short(p.cost.mean)} ${axis}, on the front in ${(100 * p.front).toFixed(0)} %`));
-        const x = f.x(p.cost.mean), half = p.value.half || 0;
-        f.box.append(svg("line", { x1: x, x2: x, y1: f.y(p.value.mean - half), y2: f.y(p.value.mean + half), stroke: color(p.method), opacity: 0.4 }));
+        const x = f.x(p.cost.mean), [low, high] = spread(p.value, t.name);
+        f.box.append(svg("line", { x1: x, x2: x, y1: f.y(low), y2: f.y(high), stroke: color(p.method), opacity: 0.4 }));
         f.box.append(dot);
       }
       fronts.push(f.figure);
@@ -223,8 +238,9 @@ function fill() {
     s.task, s.rule, `${s.stopped} of ${s.runs}`, s.round.mean === null ? "--" : s.round.mean.toFixed(0),
     s.saved.mean === null ? "--" : `${(100 * s.saved.mean).toFixed(0)} %`, shown(s.given, s.task)]));
   $("cards").replaceChildren(...D.methods.map((m) => {
-    const card = el("details");
-    card.append(el("summary", {}, m.name), el("pre", {}, m.recipe));
+    const card = el("article"), more = el("details");
+    more.append(el("summary", {}, "settings"), el("pre", {}, m.recipe));
+    card.append(el("h3", {}, m.name), el("p", {}, m.summary || "A recipe of this plan's own."), more);
     return card;
   }));
 }
