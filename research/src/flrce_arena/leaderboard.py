@@ -103,7 +103,7 @@ def build_leaderboard(
     drawn = (
         _bootstrap_ranks(merits, draws) if has_repeated_seeds(found) else None
     )  # (draws, methods)
-    leads = [] if drawn is None else _share_leads(drawn)
+    leads = np.zeros(len(methods)) if drawn is None else _share_leads(drawn)
     standings = []
     for i, method in enumerate(methods):
         scores = {task: _score_interval(found, task, method, axis, limits[task]) for task in limits}
