@@ -69,7 +69,7 @@ def build_experiment_trial(file: Path, overrides: Sequence[str], trust: bool = F
     federation, net = build_data_and_model(experiment)
     source, recipe, device = federation.source, experiment.build_recipe(), choose_device(experiment)
     precision: Any = experiment.engine.precision or "float32"
-    objective = experiment.build_objective(source.kind)
+    objective = experiment.build_objective(source.kind, source.preprocessing)
     kind = precision if device == "cuda" else resolve_cpu_precision(precision)
     trainer = TorchTrainer(net, source.shape, objective, recipe.personal, device, kind)
     flops = training_flops(net, source.shape, tokens=source.x.dtype == np.int64)

@@ -50,6 +50,7 @@ from flrce.core.user_code import (
     trust_file,
 )
 from flrce.data.federation import Federation, federate
+from flrce.data.preprocessing import Preprocessing
 from flrce.data.sources import SampleSpec, Source
 from flrce.devices.cost_models import CostModel
 from flrce.devices.costs import DeviceProfile
@@ -58,6 +59,7 @@ from flrce.errors import BadInput, format_one_line, suggest_name
 from flrce.models.low_rank import factorize_network
 from flrce.models.model_groups import GROUP_TENSOR, ModelGroups
 from flrce.training.given_objectives import make_metrics, make_objective, name_object
+from flrce.training.target_units import restore_target_units
 
 log = logging.getLogger("flrce")
 MAX_SEED = 2**63 - 1  # what TOML can hold
@@ -287,9 +289,9 @@ class Experiment(Section):
             pool, d.partition, self.clients, self.seed, d.alpha, d.holdout, d.minimum, kinds
         )
 
-    def build_objective(self, kind: str) -> Any:
+    def build_objective(self, kind: str, prepared: Preprocessing | None = None) -> Any:
         """What the model is for; `kind` is that of the data's targets, which decides where the
-        experiment does not.
+        experiment does not. Metrics are in the unit that targets had before they were `prepared`.
         """
         objective, metrics = self._given
         named = self._names_given_objective()
@@ -300,7 +302,7 @@ class Experiment(Section):
             )
         with apply_trust(self._trust):
             default = compose_objective(None if named else self.objective, kind)
-            return make_objective(objective, metrics, default, kind)
+            return restore_target_units(make_objective(objective, metrics, default, kind), prepared)
 
     def with_objective(self, objective: Any, metrics: Any = None) -> "Experiment":
         """The experiment with an objective or metrics that are Python objects; its file names

@@ -16,11 +16,16 @@ IndexArray = NDArray[np.int64]
 BIG, SHARE, JITTER = (0.2, 0.8, 0.25)
 
 
+def has_class_labels(source: Source) -> bool:
+    """Whether each sample has one class, by which samples can be shared out."""
+    return source.y.ndim == 1 and source.kind not in ("values", "labels")
+
+
 def partition_dirichlet(source: Source, M: int, alpha: float, rng: Generator) -> list[IndexArray]:
     """Label skew: each class is shared out in proportions drawn from Dir(alpha) (the paper's CIFAR
     setting).
     """
-    if source.y.ndim > 1 or source.kind in ("values", "labels"):
+    if not has_class_labels(source):
         raise BadInput(
             f"data.partition dirichlet shares out classes, {source.name} has {source.kind}; use"
             " quantity, iid or, with groups, natural"

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flrce.data.dates import parse_date
 from flrce.data.fields import InputField
 from flrce.data.text_features import hash_texts, tokenize_texts
 from flrce.errors import BadInput, format_one_line
@@ -22,7 +23,7 @@ class FeatureColumn:
 
     A number is one feature. A category has the given `values`: one feature of 0 and 1 for each, or
     for the second alone where there are two. A text has `buckets` features, its hashed n-grams, or
-    `length` token ids of a `tokenizer`.
+    `length` token ids of a `tokenizer`. A date is one feature, in years since 2000.
     """
 
     name: str
@@ -30,6 +31,7 @@ class FeatureColumn:
     buckets: int = 0
     tokenizer: str = ""
     length: int = 0
+    date: bool = False
 
     @property
     def is_text(self) -> bool:
@@ -42,6 +44,8 @@ class FeatureColumn:
             return tokenize_texts(column, self.tokenizer, self.length)
         if self.buckets:
             return hash_texts(column, self.buckets)
+        if self.date:
+            return self._convert_dates(column, where)[:, None]
         if not self.values:
             return self._convert_numbers(column, where)[:, None]
         texts = column.astype(str)
@@ -54,6 +58,16 @@ class FeatureColumn:
             )
         coded = self.values[1:] if len(self.values) == 2 else self.values
         return np.stack([(texts == value).astype(np.float32) for value in coded], 1)
+
+    def _convert_dates(self, column: NDArray[Any], where: str) -> NDArray[np.float32]:
+        years = [parse_date(text) for text in column.astype(str)]
+        odd = next((i for i, year in enumerate(years) if year is None), None)
+        if odd is not None:
+            raise BadInput(
+                f"{where} column {self.name!a}, row {odd + 1}:"
+                f" {format_one_line(str(column[odd]), 40)!a} is no date; give dates as 2024-12-31"
+            )
+        return np.array(years, np.float32)
 
     def _convert_numbers(self, column: NDArray[Any], where: str) -> NDArray[np.float32]:
         if column.dtype.kind in "biuf":
@@ -69,7 +83,8 @@ class Preprocessing:
 
     `columns` are those of a table, `targets` the names of what was learnt. `fill` replaces missing
     numbers, before x becomes (x - mean) / deviation; each is empty where nothing of the kind was
-    done. `resized` says that images of any size were made as large as the network takes them.
+    done. Values to be learnt become (y - target_mean) / target_deviation likewise. `resized` says
+    that images of any size were made as large as the network takes them.
     """
 
     columns: tuple[FeatureColumn, ...] = ()
@@ -77,6 +92,8 @@ class Preprocessing:
     fill: tuple[float, ...] = ()
     mean: tuple[float, ...] = ()
     deviation: tuple[float, ...] = ()
+    target_mean: tuple[float, ...] = ()
+    target_deviation: tuple[float, ...] = ()
     resized: bool = False
     fields: tuple[InputField, ...] = ()  # the inputs of a network with several
 
@@ -99,6 +116,13 @@ class Preprocessing:
             return x
         mean, deviation = (_reshape(values, x) for values in (self.mean, self.deviation))
         return np.asarray((x - mean) / deviation, np.float32)
+
+    def restore_targets(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Values (N,) or (N, K) of a network in the unit of the raw targets."""
+        if not self.target_mean:
+            return values
+        mean, deviation = np.array(self.target_mean), np.array(self.target_deviation)
+        return np.asarray(values * deviation + mean, np.float32)
 
     def _fill_missing(self, x: NDArray[np.float32], where: str) -> NDArray[np.float32]:
         gaps = np.isnan(x)
@@ -126,11 +150,13 @@ class Preprocessing:
                 int(each.get("buckets", 0)),
                 str(each.get("tokenizer", "")),
                 int(each.get("length", 0)),
+                bool(each.get("date", False)),
             )
             for each in data["columns"]
         )
         numbers = {
-            key: tuple(float(value) for value in data[key]) for key in ("fill", "mean", "deviation")
+            key: tuple(float(value) for value in data.get(key, ()))
+            for key in ("fill", "mean", "deviation", "target_mean", "target_deviation")
         }
         targets = tuple(map(str, data["targets"]))
         fields = tuple(

@@ -84,7 +84,7 @@ def serve(
         sample_shape=federation.source.shape,
         **{**given, **settings},
     )
-    objective = experiment.build_objective(federation.source.kind)
+    objective = experiment.build_objective(federation.source.kind, federation.source.preprocessing)
     dealt = describe_data(federation, objective)
     strategy.set_server_context(
         ServerContext(experiment.to_toml(), dealt, costs, watch, objective.evaluation_metrics)
@@ -123,7 +123,7 @@ def local_of(experiment: Experiment, context: Context, built: DataAndModel | Non
         origin.scale,
         origin.shift,
         federation.clients[k],
-        experiment.build_objective(origin.kind),
+        experiment.build_objective(origin.kind, origin.preprocessing),
         recipe.personal,
         experiment.engine.kernel,
     )

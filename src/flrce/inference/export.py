@@ -14,7 +14,7 @@ EXAMPLE_BATCH = 2
 
 class RawInputNetwork(nn.Module):
     """A network that takes raw features or pixels: it fills gaps, standardises and scales them
-    first.
+    first, and gives values in the unit of the raw targets.
 
     Columns of text must be encoded by the caller, one feature of 0 and 1 per value.
     """
@@ -22,6 +22,8 @@ class RawInputNetwork(nn.Module):
     fill: Tensor
     mean: Tensor
     deviation: Tensor
+    target_mean: Tensor
+    target_deviation: Tensor
 
     def __init__(self, model: TrainedModel) -> None:
         super().__init__()
@@ -32,6 +34,9 @@ class RawInputNetwork(nn.Module):
         for name in ("fill", "mean", "deviation"):
             values = torch.tensor(getattr(prepared, name), dtype=torch.float32)
             self.register_buffer(name, values.reshape(spec.shape) if len(values) else values)
+        self.has_target_mean = bool(prepared.target_mean)
+        for name in ("target_mean", "target_deviation"):
+            self.register_buffer(name, torch.tensor(getattr(prepared, name), dtype=torch.float32))
 
     def forward(self, x: Tensor) -> Tensor:
         """x (N, ...) raw; the outputs of the network."""
@@ -43,7 +48,7 @@ class RawInputNetwork(nn.Module):
                 x = (x - self.mean) / self.deviation
             x = x * self.scale + self.shift
         out: Tensor = self.network(x)
-        return out
+        return out * self.target_deviation + self.target_mean if self.has_target_mean else out
 
 
 def export_network(model: TrainedModel, path: Path) -> None:

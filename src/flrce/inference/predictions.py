@@ -82,7 +82,10 @@ def interpret_outputs(outputs: Tensor, spec: SampleSpec, rows: Sequence[str]) ->
     classes, named = spec.classes, tuple(rows)
     if spec.kind == "values":
         flat = outputs[:, 0] if outputs.ndim == 2 and outputs.shape[1] == 1 else outputs
-        return Predictions(flat.numpy(), None, (), targets, named)
+        values = flat.numpy()
+        if spec.preprocessing:
+            values = spec.preprocessing.restore_targets(values)
+        return Predictions(values, None, (), targets, named)
     if spec.kind == "labels":
         chance = torch.sigmoid(outputs)
         return Predictions(

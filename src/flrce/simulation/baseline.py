@@ -13,6 +13,7 @@ from flrce.data.federation import Federation
 from flrce.simulation.evaluation import build_evaluation
 from flrce.training.metrics import METRICS
 from flrce.training.objectives import Classification, Objective, Regression
+from flrce.training.target_units import find_raw_metric
 
 BATCH_SAMPLES = 8192  # samples whose constant outputs are made at a time
 STORED_DIGITS = 6
@@ -35,7 +36,9 @@ def constant_baseline(federation: Federation, objective: Objective) -> dict[str,
         return {}
     assert isinstance(objective, Classification | Regression)
     known = tuple(
-        judge.name for judge in objective.evaluation_metrics if METRICS.get(judge.name) is judge
+        judge
+        for judge in objective.evaluation_metrics
+        if METRICS.get(judge.name) is find_raw_metric(judge)
     )  # none of the user's
     return (
         _score_constant_prediction(federation, replace(objective, metrics=known)) if known else {}

@@ -24,6 +24,7 @@ from flrce.core.types import Round, State, Task
 from flrce.core.update_placement import choose_placement, describe_placement
 from flrce.data.federation import Federation
 from flrce.data.fields import attach_fields
+from flrce.data.partition import has_class_labels
 from flrce.data.preprocessing import format_features
 from flrce.data.sources import Source
 from flrce.data.user import holds_clients, to_source
@@ -191,7 +192,7 @@ def build_simulation(
         devices,
         make_run_slot if on_gpu else make_pooled_workers,
         experiment.engine.eval_every,
-        experiment.build_objective(federation.source.kind),
+        experiment.build_objective(federation.source.kind, federation.source.preprocessing),
         recipe.personal,
         experiment.build_life(tuple(federation.clients), devices),
         experiment.build_cost_model(),
@@ -227,7 +228,7 @@ def with_given_clients(
     if "partition" in d.model_fields_set and (d.partition != "given" or "clients" in told):
         return experiment, data
     if not (holds_clients(data) or d.group is not None or "partition" in d.model_fields_set):
-        return experiment, data
+        return _with_possible_partition(experiment, data, read)
     if data is None and "clients" not in told:
         data = read(experiment) if read else d.read_source()
     pool = None if "clients" in told else to_source(data, **d.reader_options())
@@ -249,6 +250,24 @@ def with_given_clients(
             " it"
         )
     return changed, data if pool is None else pool
+
+
+def _with_possible_partition(
+    experiment: Experiment, data: Any, read: Callable[[Experiment], Source] | None
+) -> tuple[Experiment, Any]:
+    """The experiment, with data.partition = "iid" where its own data have no classes that the
+    default partition could share out; and the data, read if that was necessary.
+    """
+    d = experiment.data
+    if data is None:
+        if d.path is None:
+            return experiment, None
+        data = read(experiment) if read else d.read_source()
+    pool = to_source(data, **d.reader_options())
+    if has_class_labels(pool):
+        return experiment, pool
+    log.info("%s has %s: data.partition = 'iid' shares its samples out", pool.name, pool.kind)
+    return experiment.model_copy(update={"data": d.model_copy(update={"partition": "iid"})}), pool
 
 
 def build_data_and_model(
@@ -278,7 +297,8 @@ def build_data_and_model(
     if fields and model is not None:
         log.info("using the PyTorch trainer; the fast kernels take networks with one input")
     few = scale_inputs(torch.from_numpy(np.array(pool.x[:2])), pool.scale, pool.shift)
-    recipe, objective = experiment.build_recipe(), experiment.build_objective(pool.kind)
+    recipe = experiment.build_recipe()
+    objective = experiment.build_objective(pool.kind, pool.preprocessing)
     net = finish_network(net, few, experiment, recipe.frozen)
     if model is None and named.name == "auto":
         chosen = resolve_network_name("auto", pool.spec)

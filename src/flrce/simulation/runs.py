@@ -43,7 +43,7 @@ from flrce.simulation.simulator import Simulator
 from flrce.simulation.stop_memory import SEEDS_FILE, resolve_stop_memory
 from flrce.storage.disk import make_folder, write_atomically
 from flrce.storage.ledger import Ledger, refuse_unless_new
-from flrce.storage.run_model import write_model_card
+from flrce.storage.run_model import refuse_other_targets, write_model_card
 from flrce.storage.run_notes import (
     compute_sweep_rounds,
     explain_small_fleet,
@@ -212,7 +212,10 @@ def _run_on_flower(
         compute_sweep_rounds(recipe, len(federation.clients)),
         experiment.engine.eval_every,
     )
-    dealt = describe_data(federation, experiment.build_objective(federation.source.kind))
+    dealt = describe_data(
+        federation,
+        experiment.build_objective(federation.source.kind, federation.source.preprocessing),
+    )
     told = list_run_notes(found.history, dealt, recipe.stop, experiment.rounds, every, sweep)
     return Result(summary, found.history, tensors, None if out is None else Path(out), told)
 
@@ -316,6 +319,7 @@ def _run_to_end(
             Path(out), experiment.to_toml(), built.describe_clients(), resume, kernel
         ) as ledger:
             spec = built.federation.source.spec
+            refuse_other_targets(ledger.folder, spec.to_json())
             write_model_card(ledger.folder, spec.to_json(), built.given_network)
             state = ledger.restore(start)
             if loop.is_stopped(state) and state.t < experiment.rounds:

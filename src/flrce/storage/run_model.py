@@ -33,6 +33,20 @@ def write_model_card(folder: Path, samples: Mapping[str, Any], given_network: st
         write_atomically(folder / MODEL_FILE, json.dumps(card, indent=1).encode())
 
 
+def refuse_other_targets(folder: Path, samples: Mapping[str, Any]) -> None:
+    """BadInput where a run to be resumed learnt values as they are, which now are standardised."""
+    path = folder / MODEL_FILE
+    prepared = samples.get("preprocessing") or {}
+    if not path.is_file() or not prepared.get("target_mean"):
+        return
+    known = parse_document(path.read_bytes(), path)["samples"].get("preprocessing") or {}
+    if not known.get("target_mean"):
+        raise BadInput(
+            f"{folder} was made by an earlier version, in which data.standardise left the values to"
+            " be learnt as they are; start the run anew in another folder"
+        )
+
+
 def read_model_card(run: Path, marks: FileMarks) -> dict[str, Any] | None:
     """The contents of model.json; None if an earlier version made the run."""
     data = read_sealed_file(run / MODEL_FILE, marks)

@@ -129,16 +129,16 @@ def make_objective(value: Any, metrics: Any, default: Any, kind: str) -> Objecti
     """
     judges = () if metrics is None else resolve_metrics(make_metrics(metrics))
     if value is None:
-        return _replace_metrics(default, judges)
+        return replace_metrics(default, judges)
     if isinstance(value, type):
         raise BadInput(f"objective is the class {value.__name__}; pass an instance of it")
     if isinstance(value, Objective):
-        return _replace_metrics(value, judges) if judges else value
+        return replace_metrics(value, judges) if judges else value
     if not callable(value):
         raise BadInput(f"objective is a {type(value).__name__}; {ACCEPTED}")
     known = _translate_torch_loss(value, kind)
     if known is not None:
-        return _replace_metrics(known, judges) if judges else known
+        return replace_metrics(known, judges) if judges else known
     usual = OBJECTIVES_BY_KIND[kind]().evaluation_metrics if kind in OBJECTIVES_BY_KIND else ()
     return GivenObjective(_without_reduction(value), judges or usual, name_object(value))
 
@@ -168,7 +168,7 @@ def _without_reduction(loss: Any) -> LossFunction:
     return loss  # type: ignore[no-any-return]
 
 
-def _replace_metrics(objective: Any, judges: tuple[MetricLike, ...]) -> Objective:
+def replace_metrics(objective: Any, judges: tuple[MetricLike, ...]) -> Objective:
     if not judges:
         return objective  # type: ignore[no-any-return]
     if isinstance(objective, MetricObjective):

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flrce.data.fields import InputField, describe_fields, has_fields, pack_fields
-from flrce.data.preprocessing import Preprocessing
+from flrce.data.preprocessing import AS_GIVEN, Preprocessing
 from flrce.data.sources import Source, TargetKind
 from flrce.data.user.targets import convert_targets, format_examples, resolve_class_names
-from flrce.data.user.text_columns import hash_text_array, is_text_array
+from flrce.data.user.text_columns import hash_text_array, is_text_array, mask_texts
 from flrce.errors import BadInput
 
 InputLayout = Literal["auto", "images", "series", "table", "tokens"]
@@ -48,6 +48,7 @@ class ArrayOptions:
     standardise: bool = False
     name: str = "mine"
     where: str = "arrays"  # how messages call them
+    preprocessing: Preprocessing = AS_GIVEN  # how x was made of the columns of a table
 
 
 def from_arrays(x: Any, y: Any, group: Any = None, test: Any = None, **how: Any) -> Source:
@@ -68,11 +69,11 @@ def from_arrays(x: Any, y: Any, group: Any = None, test: Any = None, **how: Any)
     fields: tuple[InputField, ...] = ()
     if has_fields(x, count_items(y)):
         x, fields = pack_fields(x, where)
-        layout, options = "table", replace(options, standardise=False)
+        layout = "table"
         log.info("%s: samples of several inputs: %s", where, describe_fields(fields))
     x, y = (_to_array(value, which, where) for value, which in ((x, "x"), (y, "y")))
     _validate_counts(x, y, group, test, where)
-    read = Preprocessing(fields=fields)
+    read = replace(options.preprocessing, fields=fields)
     if is_text_array(x):
         x, read = hash_text_array(x, where)
     if y.ndim == 2 and y.shape[1] == 1 and options.kind in ("auto", "classes"):
@@ -86,10 +87,14 @@ def from_arrays(x: Any, y: Any, group: Any = None, test: Any = None, **how: Any)
         else _convert_numbers(x, layout, options.fill, where)
     )
     x, y, group, held = x[kept], y[kept], _select_rows(group, kept), _select_rows(held, kept)
-    targets = convert_targets(y, options.kind, layout == "tokens", where, len(options.classes))
+    form: InputLayout = "table" if layout == "auto" and x.ndim == 2 else layout
+    targets = convert_targets(y, options.kind, form, where, len(options.classes))
     x = arrange_axes(x, layout, where)
-    x, prepared = _scale_features(x, held, replace(read, fill=filled), options)
-    return _build_source(x, targets, (group, held), prepared, options)
+    source = _build_source(x, targets, (group, held), replace(read, fill=filled), options)
+    if options.standardise:
+        return standardise_source(source, where)
+    _suggest_standardising(source, where)
+    return source
 
 
 def _validate_counts(x: NDArray[Any], y: NDArray[Any], group: Any, test: Any, where: str) -> None:
@@ -105,21 +110,59 @@ def _validate_counts(x: NDArray[Any], y: NDArray[Any], group: Any, test: Any, wh
         raise BadInput(f"{where} holds no samples; give at least a few for each client")
 
 
-def _scale_features(
-    x: NDArray[Any], held: NDArray[np.bool_] | None, read: Preprocessing, options: ArrayOptions
-) -> tuple[NDArray[Any], Preprocessing]:
-    """x standardised where that is asked for; a warning where it might help."""
-    if options.standardise and not read.columns:
-        prepared = measure_features(x, held, read, options.where)
-        return prepared.transform(x), prepared
-    plain = not read.fields and x.ndim == 2 and x.dtype == np.float32
-    if plain and (largest := np.abs(x).max(initial=0)) > MAX_UNSCALED_FEATURE:
-        log.warning(
-            "%s: features reach %.3g; data.standardise = true helps where training diverges",
-            options.where,
-            largest,
+def _suggest_standardising(source: Source, where: str) -> None:
+    """A warning where features or values are so large that scaling them would help."""
+    fields = source.preprocessing.fields if source.preprocessing else ()
+    plain = not fields and source.x.ndim == 2 and source.x.dtype == np.float32
+    named = {"features": source.x} if plain else {}
+    named |= {"values to learn": source.y} if source.kind == "values" else {}
+    for what, numbers in named.items():
+        if (largest := np.abs(numbers).max(initial=0)) > MAX_UNSCALED_FEATURE:
+            log.warning(
+                "%s: %s reach %.3g; data.standardise = true helps where training diverges",
+                where,
+                what,
+                largest,
+            )
+
+
+def standardise_source(source: Source, where: str) -> Source:
+    """The source with its features, and the values to be learnt, less their mean and divided by
+    their deviation; hashed texts and the inputs of a network with several stay as they are.
+    """
+    prepared, x = source.preprocessing, source.x
+    if prepared is None:
+        raise BadInput(
+            f"{where}: data.standardise needs one preparation for all, and each client's gaps are"
+            " filled apart; give one table with a column for the client"
         )
-    return x, read
+    if not prepared.fields and (x.dtype == np.float32 or source.kind != "values"):
+        prepared = _keep_texts(measure_features(x, source.held, prepared, where))
+        x = prepared.transform(x)
+    if source.kind != "values":
+        return replace(source, x=x, preprocessing=prepared)
+    training = source.y if source.held is None else source.y[~source.held]
+    mean, deviation = training.mean(0, dtype=np.float64), training.std(0, dtype=np.float64)
+    deviation = np.where(deviation > 0, deviation, 1.0)
+    prepared = replace(
+        prepared,
+        target_mean=tuple(np.ravel(mean).tolist()),
+        target_deviation=tuple(np.ravel(deviation).tolist()),
+    )
+    y = np.asarray((source.y - mean) / deviation, np.float32)
+    return replace(source, x=x, y=y, preprocessing=prepared)
+
+
+def _keep_texts(measured: Preprocessing) -> Preprocessing:
+    """The preprocessing with nothing done to the features of texts."""
+    if not any(column.is_text for column in measured.columns):
+        return measured
+    text = mask_texts(measured)
+    return replace(
+        measured,
+        mean=tuple(np.where(text, 0.0, measured.mean).tolist()),
+        deviation=tuple(np.where(text, 1.0, measured.deviation).tolist()),
+    )
 
 
 def _build_source(

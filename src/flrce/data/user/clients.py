@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from flrce.data.pool import assign_to_client, join_sources
 from flrce.data.sources import Source
-from flrce.data.user.arrays import IMAGE_CHANNELS, from_arrays
+from flrce.data.user.arrays import IMAGE_CHANNELS, from_arrays, standardise_source
 from flrce.data.user.tables import ClientTable, join_tables, read_table_cells, to_columns
 from flrce.errors import BadInput
 
@@ -120,15 +120,12 @@ def from_clients(data: Any, read: Callable[..., Source], **how: Any) -> Source:
         ]
         return _in_order(join_tables(tables, **how), list(clients))
     if not all(_is_pair(value) for value in clients.values()):
-        if how.get("standardise"):
-            raise BadInput(
-                "data.standardise is not for a list of tables; give one table with a column for the"
-                " client"
-            )
-        return join_sources(
+        standardise = how.pop("standardise", False)
+        joined = join_sources(
             [assign_to_client(read(value, **how), name) for name, value in clients.items()],
             name="mine",
         )
+        return standardise_source(joined, "data") if standardise else joined
     x, y = (_concatenate([value[i] for value in clients.values()], "xy"[i]) for i in (0, 1))
     group = np.repeat(
         np.array(list(clients), object), [len(value[1]) for value in clients.values()]
@@ -153,10 +150,12 @@ def from_split(data: Mapping[str, Any], read: Callable[..., Source], **how: Any)
             f"data has {odd!a} beside train; give train and test alone, or one entry a client"
         )
     if not is_split(data):
+        standardise = how.pop("standardise", False)
         parts = [(read(data[key], **how), held) for key, held in SPLITS.items() if key in data]
-        return join_sources(
+        joined = join_sources(
             [part for part, _ in parts], [held for _, held in parts] if len(parts) > 1 else ()
         )
+        return standardise_source(joined, "data") if standardise else joined
     x, y = (_concatenate([data[key][i] for key in SPLITS], "xy"[i]) for i in (0, 1))
     test = np.repeat(list(SPLITS.values()), [len(data[key][1]) for key in SPLITS])
     return from_arrays(x, y, None, test, where="data", **how)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from flrce.data.pool import join_sources
 from flrce.data.readers.columns import convert_column
 from flrce.data.sources import Source
-from flrce.data.user.arrays import from_arrays
+from flrce.data.user.arrays import from_arrays, standardise_source
 from flrce.data.user.tables import GROUPS, SPLITS, TARGETS, find_column, from_columns
 from flrce.errors import BadInput
 
@@ -25,8 +25,10 @@ def from_dataset(data: Any, test: Any = None, group: Any = None, **how: Any) -> 
     if has_named_items(data):
         both = [data] if test is None or isinstance(test, str) else [data, test]
         given |= {"group": group or "", **({"test": test} if isinstance(test, str) else {})}
+        standardise = given.pop("standardise", False)
         parts = [from_huggingface(_ItemTable(each), **given) for each in both]
-        return parts[0] if len(parts) == 1 else join_sources(parts, [False, True])
+        joined = parts[0] if len(parts) == 1 else join_sources(parts, [False, True])
+        return standardise_source(joined, given["where"]) if standardise else joined
     x, y = _read_pairs(data, given["where"])
     if test is None:
         return from_arrays(x, y, group, **_add_class_names(data, y, given))
@@ -162,14 +164,14 @@ def _pool_splits(
         raise BadInput(
             f"the DatasetDict has {', '.join(data)}, but no train; hand one of them over"
         )
+    standardise = how.pop("standardise", False)
     parts = [
         from_huggingface(data[key], target, group, columns, **how)
         for key in ("train", "test")
         if key in data
     ]
-    if len(parts) == 1:
-        return parts[0]
-    return join_sources(parts, [False, True])
+    joined = parts[0] if len(parts) == 1 else join_sources(parts, [False, True])
+    return standardise_source(joined, "DatasetDict") if standardise else joined
 
 
 def _read_pairs(data: Any, where: str) -> tuple[Any, list[Any]]:

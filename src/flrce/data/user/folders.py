@@ -19,7 +19,7 @@ from flrce.data.pool import assign_to_client, join_sources
 from flrce.data.preprocessing import Preprocessing
 from flrce.data.readers.images import IMAGE_FORMATS, list_class_images, load_images
 from flrce.data.sources import Source
-from flrce.data.user.arrays import from_arrays, refuse_columns
+from flrce.data.user.arrays import from_arrays, refuse_columns, standardise_source
 from flrce.data.user.tables import (
     ClientTable,
     from_csv,
@@ -72,6 +72,7 @@ def from_folders(path: Path | str, **how: Any) -> Source:
         tables = [_read_client_table(entry, file) for entry, file in files]
         return join_tables(tables, **{"where": format_path(folder), **named})
     clients: list[Source] = []
+    standardise = how.pop("standardise", False)
     for entry in below:
         if entry.is_dir():
             clients.append(assign_to_client(_read_client_folder(entry, how), entry.name))
@@ -83,7 +84,8 @@ def from_folders(path: Path | str, **how: Any) -> Source:
         raise BadInput(
             f"{format_path(folder)} holds neither folders nor tables; give {FOLDER_FORMS}"
         )
-    return join_sources(clients, name=str(named["name"]))
+    joined = join_sources(clients, name=str(named["name"]))
+    return standardise_source(joined, format_path(folder)) if standardise else joined
 
 
 def _list_client_files(entry: Path) -> list[Path]:

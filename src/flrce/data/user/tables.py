@@ -13,13 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flrce.core.files import format_path, read_text_limited, validate_memory, validate_regular
-from flrce.data.preprocessing import AS_GIVEN, ColumnTable, FeatureColumn, Preprocessing
+from flrce.data.dates import holds_dates
+from flrce.data.preprocessing import ColumnTable, FeatureColumn, Preprocessing
 from flrce.data.readers.columns import convert_column, parse_csv_cells, read_json_objects
 from flrce.data.sources import Source
 from flrce.data.text_features import count_token_ids
-from flrce.data.user.arrays import COLUMNS, from_arrays, measure_features, refuse_columns
+from flrce.data.user.arrays import COLUMNS, from_arrays, refuse_columns
 from flrce.data.user.identifiers import find_identifiers, find_label_sorters
-from flrce.data.user.text_columns import describe_texts, find_text_columns, mask_texts, report_texts
+from flrce.data.user.text_columns import describe_texts, find_text_columns, report_texts
 from flrce.errors import BadInput, format_install_command, format_one_line, suggest_name
 
 MAX_FILE_BYTES = 4 << 30  # bytes of one text file
@@ -95,18 +96,10 @@ def from_columns(
     prepared = Preprocessing(tuple(described), roles.targets)
     x = prepared.encode_table(chosen, where)
     _report_columns(x.shape[1], described, roles, where)
-    standardise = bool(how.pop("standardise", False))
-    tokens = {"layout": "tokens"} if options.tokenizer else {}
+    tokens = {"layout": "tokens", "standardise": False} if options.tokenizer else {}
     given = {"layout": "table", **how, **tokens, "name": name, "where": where}
-    made = _encode_samples(x, columns, roles, {**given, "standardise": standardise and not texts})
-    whole = replace(
-        made.preprocessing or AS_GIVEN, columns=prepared.columns, targets=prepared.targets
-    )
-    if options.tokenizer:
-        return replace(made, preprocessing=whole, ids=count_token_ids(options.tokenizer))
-    if standardise and texts:
-        return _standardise_numbers(made, whole, where)
-    return replace(made, preprocessing=whole)
+    made = _encode_samples(x, columns, roles, {**given, "preprocessing": prepared})
+    return replace(made, ids=count_token_ids(options.tokenizer)) if options.tokenizer else made
 
 
 def _as_list(names: str | Sequence[str]) -> list[str]:
@@ -137,10 +130,11 @@ def _choose_features(
         rest = _select_features(rest, list(dict.fromkeys(listed)), where)
     texts = find_text_columns(rest, options.text, MAX_TEXT_VALUES, where)
     if not options.features:
-        plain = {key: value for key, value in rest.items() if key not in texts}
+        special = [*texts, *(key for key, value in rest.items() if holds_dates(value))]
+        plain = {key: value for key, value in rest.items() if key not in special}
         owners = columns[roles.owner] if roles.owner else None
         kept = _without_identifiers(plain, columns[roles.targets[0]], owners, where)
-        rest = {key: value for key, value in rest.items() if key in kept or key in texts}
+        rest = {key: value for key, value in rest.items() if key in kept or key in special}
     if not rest:
         raise BadInput(
             f"{where} has no column left for features besides identifiers and"
@@ -206,17 +200,6 @@ def _refuse_gaps(columns: ColumnTable, fill: Any, where: str) -> None:
             f"{where} x holds NaN in {count} of {len(columns[gaps[0]])} samples (columns"
             f" {_format_names(gaps)}); give fill = 'mean', 'drop' or a number"
         )
-
-
-def _standardise_numbers(source: Source, prepared: Preprocessing, where: str) -> Source:
-    """The source with its features standardised, those of texts left as they are."""
-    measured, text = measure_features(source.x, source.held, prepared, where), mask_texts(prepared)
-    prepared = replace(
-        measured,
-        mean=tuple(np.where(text, 0.0, measured.mean).tolist()),
-        deviation=tuple(np.where(text, 1.0, measured.deviation).tolist()),
-    )
-    return replace(source, x=prepared.transform(source.x), preprocessing=prepared)
 
 
 def _validate_lengths(columns: ColumnTable, where: str) -> None:
@@ -474,9 +457,12 @@ def find_column(
 
 
 def describe_feature(key: str, values: NDArray[Any], where: str) -> FeatureColumn:
-    """How a column becomes features: a number as it is, a text by its values."""
+    """How a column becomes features: a number as it is, a date in years, a text by its values."""
     if values.dtype.kind in "biuf":
         return FeatureColumn(key)
+    if holds_dates(values):
+        log.warning("%s: column %s holds dates, taken as years since 2000", where, ascii(key))
+        return FeatureColumn(key, date=True)
     texts = np.unique(values)
     if len(texts) > MAX_TEXT_VALUES:
         what = f"{where} column {key!a} holds {len(texts)} different texts"

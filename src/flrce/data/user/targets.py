@@ -12,17 +12,19 @@ from numpy.typing import NDArray
 from flrce.data.sources import IGNORED_TARGET, TargetKind
 from flrce.errors import BadInput
 
+MAX_UNDOUBTED_CLASSES = 20  # different whole numbers of a table that are classes without a word
+MIN_CLASS_SAMPLES = 5  # on average, of whole numbers that are classes rather than values
 log = logging.getLogger("flrce")
 
 
 def convert_targets(
-    y: NDArray[Any], kind: str, tokens: bool, where: str, known: int = 0
+    y: NDArray[Any], kind: str, layout: str, where: str, known: int = 0
 ) -> tuple[NDArray[Any], tuple[str, ...], TargetKind]:
     """y in the dtype of its kind, its classes' names, and the kind, found out where it is "auto".
 
-    With `known` classes, integers are their codes.
+    `layout` says what x is. With `known` classes, integers are their codes.
     """
-    told = _detect_kind(y, tokens, where) if kind == "auto" else kind
+    told = _detect_kind(y, layout, where, known) if kind == "auto" else kind
     pooled = y.ndim == 2 and y.shape[1] > 1 and told in ("values", "labels")
     if kind == "auto" and pooled and _is_one_hot(y):
         log.warning(
@@ -106,9 +108,11 @@ def encode_classes(y: NDArray[Any], where: str) -> tuple[NDArray[np.int64], tupl
     return codes.reshape(y.shape).astype(np.int64), tuple(str(c) for c in found)
 
 
-def _detect_kind(y: NDArray[Any], tokens: bool, where: str) -> TargetKind:
+def _detect_kind(y: NDArray[Any], layout: str, where: str, known: int) -> TargetKind:
     if y.ndim == 2 and y.dtype.kind in "iub":
-        return "tokens" if tokens else "labels"
+        return "tokens" if layout == "tokens" else "labels"
+    if y.ndim == 1 and y.dtype.kind in "iu" and layout == "table" and not known:
+        return _detect_kind_of_integers(y, where)
     if y.dtype.kind != "f":
         return "classes"
     if (
@@ -118,11 +122,34 @@ def _detect_kind(y: NDArray[Any], tokens: bool, where: str) -> TargetKind:
         and len(np.unique(y)) <= 20
     ):
         log.warning(
-            "%s: y holds whole numbers as floats and is taken as values; if they are classes say "
-            "kind='classes'",
+            "%s: y holds whole numbers as floats and is taken as values (a regression); if they are"
+            " classes say kind='classes'",
             where,
         )
     return "values"
+
+
+def _detect_kind_of_integers(y: NDArray[Any], where: str) -> TargetKind:
+    """Classes or values of a table: prices and counts have many numbers with few rows each."""
+    count = len(np.unique(y))
+    if count <= MAX_UNDOUBTED_CLASSES:
+        return "classes"
+    if len(y) < MIN_CLASS_SAMPLES * count:
+        log.warning(
+            "%s: y holds %d different whole numbers in %d rows and is taken as values (a"
+            " regression); if they are classes say kind='classes'",
+            where,
+            count,
+            len(y),
+        )
+        return "values"
+    log.warning(
+        "%s: y holds %d different whole numbers and is taken as classes; if they are values say"
+        " kind='values'",
+        where,
+        count,
+    )
+    return "classes"
 
 
 def _is_one_hot(y: NDArray[Any]) -> bool:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flrce.core.files import validate_memory
+from flrce.data.dates import holds_dates
 from flrce.data.preprocessing import ColumnTable, FeatureColumn, Preprocessing
 from flrce.data.text_features import BUCKETS, TOKENS, hash_texts, is_prose
 from flrce.errors import BadInput, suggest_name
@@ -26,7 +27,11 @@ def find_text_columns(
             raise BadInput(f"{where} has no column {key!a} for text; {suggest_name(key, columns)}")
     if wanted:
         return wanted
-    return [key for key, values in columns.items() if is_prose(key, values, max_values)]
+    return [
+        key
+        for key, values in columns.items()
+        if is_prose(key, values, max_values) and not holds_dates(values)
+    ]
 
 
 def describe_texts(
