@@ -17,6 +17,7 @@ from flrce_client.power_supply import read_number, read_text
 
 JoulesReader = Callable[[], float]
 METER_VARIABLE = "FLRCE_METER"  # "module:function", or a file that holds the joules so far
+MAX_FIGURE_CHARACTERS = 100
 SYSTEM_FOLDER = Path("/sys")
 _own: list[JoulesReader] = []
 
@@ -67,8 +68,16 @@ def open_meter(named: str) -> JoulesReader:
         found: JoulesReader = getattr(importlib.import_module(module), function)
         return found
     path = Path(named)
-    float(path.read_text())  # a file that holds something else is an error at once
-    return lambda: float(path.read_text())
+    _read_figure(path)  # a file that holds something else is an error at once
+    return lambda: _read_figure(path)
+
+
+def _read_figure(path: Path) -> float:
+    """The number in a small regular file; a device or a pipe may have no end."""
+    if not path.is_file():
+        raise ValueError(f"{path} is not a regular file")
+    with path.open() as file:
+        return float(file.read(MAX_FIGURE_CHARACTERS))
 
 
 def find_power_sensor(root: Path = SYSTEM_FOLDER) -> tuple[str, Callable[[], float]] | None:

@@ -85,7 +85,7 @@ BAD = [
     ("recipe.name=[1]", "recipe.name = [1]: use one of"),
     ("fleet.profile={jetson-nano=1e308}", "fleet.profile"),
     ("recipe.psi=" + "9" * 5000, "--set recipe.psi: Exceeds the limit"),
-    ("recipe.psi=" + "[" * 3000, "--set recipe.psi: maximum recursion depth"),
+    ("recipe.psi=" + "[" * 3000, "--set recipe.psi: brackets are nested too deep"),
     ("model.name=no.such:Net", "model.name = 'no.such:Net' cannot be imported"),
     (
         "model.name=cnn-cifar",

@@ -244,3 +244,85 @@ def test_a_prepared_array_that_is_a_zip_file(tmp_path):
     (folder / cache.META_FILE).write_text(sealed.to_json_text())
     with pytest.raises(BadInput, match=r"no plain \.npy"):
         cache.load_prepared(folder)
+
+
+def run_command(*words):
+    def child():
+        resource.setrlimit(resource.RLIMIT_AS, (64 << 30, 64 << 30))
+        code = main([str(word) for word in words])
+        peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        os._exit(code if peak < 3e9 else 99)
+
+    return in_child(child)
+
+
+@row33
+def test_a_meter_without_end(tmp_path, capfd):
+    meter = put(tmp_path / "joules", "device")
+    assert run_command("profile", "--meter", meter, "--out", tmp_path / "p.toml") == 2
+    assert "is not a regular file" in capfd.readouterr().err
+    huge = tmp_path / "huge"
+    with open(huge, "wb") as file:
+        file.truncate(1 << 42)
+    assert run_command("profile", "--meter", huge, "--out", tmp_path / "p.toml") == 2
+
+
+@row33
+@pytest.mark.parametrize("kind", ["device", "pipe"])
+def test_certificates_without_end(kind, tmp_path, capfd):
+    folder = tmp_path / "tls"
+    put(folder / "ca.pem", kind)
+    assert run_command("doctor", "--tls", folder) == 2
+    assert "not a regular file" in capfd.readouterr().err
+
+
+@row33
+@pytest.mark.parametrize("name", ["address", "ca.pem"])
+def test_a_servers_files_without_end(name, tmp_path, capfd):
+    folder = tmp_path / "server"
+    folder.mkdir()
+    (folder / "address").write_text("here:9092\n")
+    (folder / name).unlink(missing_ok=True)
+    put(folder / name, "device")
+    command = ["deploy", "device", tmp_path / "device", "--server", folder, "--node", 1]
+    assert run_command(*command) == 2
+    assert "not a regular file" in capfd.readouterr().err
+
+
+DEEP_TOML = {
+    "table": "[a" + ".a" * 60_000 + "]",
+    "key": "a" + ".a" * 60_000 + " = 1",
+    "quoted": '"a,"' + '."a,"' * 60_000 + " = 1",
+    "inline": "x = {" + "a" + ".a" * 60_000 + " = 1}",
+    "after a comment": '# """\n[a' + ".a" * 60_000 + "]",
+    "after a string": 'x = {p = """\n\' """, a' + ".a" * 60_000 + " = 1}",
+    "brackets": "x = " + "[" * 200_000,
+    "braces": "x = {a = " * 50_000,
+}
+
+
+@row33
+@pytest.mark.parametrize("name", DEEP_TOML)
+def test_deep_keys_and_brackets(name):
+    """Keys of many parts took the parser quadratic time: 120 kB half a minute."""
+    began = time.process_time()
+    with pytest.raises(ValueError, match=r"dots|too deep|Invalid|Expected"):
+        files.parse_toml(DEEP_TOML[name])
+    assert time.process_time() - began < 2
+
+
+@row33
+def test_text_with_dots_is_no_deep_key():
+    text = 'x = "' + "a. " * 200 + '"\ny = [' + "0.5, " * 200 + "]\n# " + "a." * 200
+    assert files.parse_toml(text)["y"] == [0.5] * 200
+
+
+@row33
+def test_a_rule_of_deep_brackets(tmp_path, capfd):
+    run = tmp_path / "run"
+    sizes = [word for key in ("rounds=2", "clients=6", "per_round=2") for word in ("--set", key)]
+    assert main(["run", "--out", str(run), *sizes]) == 0
+    capfd.readouterr()
+    deep = '{ piece = "patience", x = ' + "[" * 3000 + " }"
+    assert main(["whatif", str(run), "--stop", deep]) == 2
+    assert capfd.readouterr().err.count("\n") == 1

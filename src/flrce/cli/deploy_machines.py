@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flrce.cli.deploy import fill_placeholders, read_template, write_new_file
+from flrce.core.files import read_text_limited
 from flrce.errors import BadInput, format_install_command
 
 SECRET_MODE = 0o600
@@ -30,6 +31,7 @@ DEVICE_FILES = {
     "compose.device.yaml": "compose.yaml",
     "DEVICE.md": "README.md",
 }
+MAX_FILE_BYTES = 1 << 20  # of an address or a certificate
 
 
 def write_server_files(
@@ -48,6 +50,12 @@ def write_server_files(
     print(f"wrote {folder}; next: see its README.md")
 
 
+def _read_server_file(server: Path, name: str) -> str:
+    remedy = "name the folder that flrce deploy server wrote"
+    path = server / name
+    return read_text_limited(path, MAX_FILE_BYTES, remedy, where=f"--server: {path}")
+
+
 def write_device_files(
     folder: Path, server: Path, node: int, name: str | None, place: str, prefix: str, user: str
 ) -> None:
@@ -56,14 +64,8 @@ def write_device_files(
     """
     label = name or f"device-{node}"
     require_match("--name", label, NAME_PATTERN, "letters, digits and . _ -")
-    try:
-        address, _, port = (server / "address").read_text().strip().rpartition(":")
-        authority = (server / "ca.pem").read_text()
-    except OSError as why:
-        raise BadInput(
-            f"--server {server}: {why.strerror} ({why.filename}); name the folder that flrce deploy"
-            " server wrote"
-        ) from why
+    address, _, port = _read_server_file(server, "address").strip().rpartition(":")
+    authority = _read_server_file(server, "ca.pem")
     private, public = make_node_key()
     write_new_file(server / "keys" / f"{label}.pub", public, "deploy device")
     values = {**check_places(place, prefix, user), "@address@": address, "@port@": port}

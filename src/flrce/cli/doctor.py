@@ -15,6 +15,7 @@ from pathlib import Path
 from flrce.cli.options import look_at
 from flrce.cli.terminal import print_table
 from flrce.config.experiment import Experiment
+from flrce.core.files import read_limited
 from flrce.core.host import get_available_memory
 from flrce.core.memory_limits import estimate_server_bytes
 from flrce.core.user_code import UserCodeNotImported
@@ -24,6 +25,8 @@ from flrce.simulation.build import choose_device
 CheckResult = tuple[str, str, str]  # what, "ok" | "warn" | "bad", finding
 EARLIEST, LATEST = -5, 305  # seconds that Flower lets a signed message's clock be behind or ahead
 BYTES_PER_GIGABYTE = 1e9
+MAX_TLS_BYTES = 1 << 20  # of a certificate or a key
+TLS_REMEDY = "name the folder with the .crt, .pem and .key files"
 
 
 def check_machine(
@@ -155,7 +158,7 @@ def _check_tls_files(folder: Path) -> Iterator[CheckResult]:
     if not files:
         yield "tls", "bad", f"{folder} holds no .crt, .pem, .key or .pub file"
     for path in files:
-        text = path.read_text(errors="replace")
+        text = read_limited(path, MAX_TLS_BYTES, TLS_REMEDY).decode(errors="replace")
         if "PRIVATE KEY" in text:
             loose = stat.S_IMODE(path.stat().st_mode) & 0o077
             yield (

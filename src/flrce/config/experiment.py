@@ -37,7 +37,7 @@ from flrce.config.sections import (
 )
 from flrce.config.serialize import serialize_recipe
 from flrce.core.bounds import PositiveInt, format_value
-from flrce.core.files import read_limited
+from flrce.core.files import parse_toml, read_limited
 from flrce.core.pieces import Recipe
 from flrce.core.roles import ROLES
 from flrce.core.user_code import (
@@ -353,11 +353,8 @@ def read_toml(path: Path, what: str = "give an experiment file (TOML)") -> dict[
 def _parse_toml(text: str, where: str) -> dict[str, Any]:
     try:
         text.encode()
-        return tomllib.loads(text)
-    except (
-        ValueError,
-        RecursionError,
-    ) as why:  # giant integers and a thousand brackets are no TOMLDecodeError
+        return parse_toml(text)
+    except ValueError as why:  # giant integers and a thousand brackets are no TOMLDecodeError
         raise BadInput(f"{where} is not valid TOML: {format_one_line(why, 200)}") from why
 
 
@@ -369,10 +366,10 @@ def _apply_override(tables: dict[str, Any], override: str) -> None:
             f"--set {format_value(override)} is no key=value; write for example --set recipe.psi=5"
         )
     try:
-        value = tomllib.loads(f"v = {text}")["v"]
+        value = parse_toml(f"v = {text}")["v"]
     except tomllib.TOMLDecodeError:
         value = text
-    except (ValueError, RecursionError) as why:
+    except ValueError as why:
         raise BadInput(f"--set {format_one_line(key, 60)}: {format_one_line(why, 200)}") from why
     *path, last = key.strip().split(".")
     table = tables

@@ -11,11 +11,14 @@ import gzip
 import io
 import math
 import os
+import re
 import stat
+import tomllib
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from flrce.core.host import get_available_memory
 from flrce.errors import BadInput, format_one_line
@@ -24,6 +27,12 @@ CHUNK_BYTES = 1 << 20
 SMALL_BYTES = 64 << 20  # reads below it are not held against the free memory
 MAX_LINE_BYTES = 16 << 20
 MAX_CELL_CHARACTERS = 16 << 20  # of a csv file
+MAX_KEY_DOTS = 100  # of a key of TOML
+TOML_TEXT = re.compile(  # strings of several lines, strings and comments; also those without an end
+    r'"""(?:[^\\]|\\.)*?(?:"""|\Z)|\'\'\'.*?(?:\'\'\'|\Z)'
+    r'|"(?:[^"\\\n]|\\[^\n])*"?|\'[^\'\n]*\'?|#[^\n]*',
+    re.DOTALL,
+)
 FREE_SHARE = 0.5  # of the free memory that one file may take
 # more bytes than this, unpacked from so many times fewer, are refused
 BOMB_BYTES, BOMB_RATIO = (1 << 28, 200)
@@ -178,6 +187,20 @@ def validate_ratio(unpacked: int, packed: int, where: str, remedy: str) -> None:
         raise BadInput(
             f"{where} would unpack to {unpacked / 1e9:.1f} GB from {packed / 1e6:.1f} MB; {remedy}"
         )
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """TOML as tables; ValueError where it is none, or nested too deep.
+
+    Keys are counted first: the parser takes quadratic time for a key of many parts.
+    """
+    keys = re.split(r"[,\[\]{}=\n]", TOML_TEXT.sub("", text))
+    if max(key.count(".") for key in keys) > MAX_KEY_DOTS:
+        raise ValueError(f"a key has more than {MAX_KEY_DOTS} dots")
+    try:
+        return tomllib.loads(text)
+    except RecursionError as why:
+        raise ValueError("brackets are nested too deep") from why
 
 
 def parse_csv(text: str, separator: str = ",") -> Iterator[tuple[int, list[str]]]:

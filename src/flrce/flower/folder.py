@@ -1,7 +1,6 @@
 """A run's folder on Flower: its settings, its clients, its model's arrays, and the ledger."""
 
 import json
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 import tomli_w
 
 from flrce.config.compose import RECIPE_FLAGS
+from flrce.config.experiment import read_toml
 from flrce.config.serialize import list_roles, serialize_piece
 from flrce.core.pieces import Recipe
 from flrce.errors import BadInput
@@ -17,7 +17,7 @@ from flrce.flower.arrays import ArrayTemplate
 from flrce.flower.engine import FlowerEngine
 from flrce.storage.disk import write_atomically
 from flrce.storage.ledger import Ledger
-from flrce.storage.seal import read_json_table
+from flrce.storage.seal import read_json_table, read_lines
 
 FLOWER_PHRASES = {
     "another --out": "another state folder",
@@ -79,7 +79,7 @@ def _require_same_arrays(path: Path, template: ArrayTemplate) -> None:
     """BadInput where a folder was begun with arrays of other names, dtypes or shapes."""
     if not path.exists():
         return
-    old, new = json.loads(path.read_bytes()), _describe_arrays(template)
+    old, new = read_json_table(path), _describe_arrays(template)
     name = next((name for name in [*old, *new] if old.get(name) != new.get(name)), None)
     if name is not None:
         there, here = (" ".join(map(str, x[name])) if name in x else "missing" for x in (old, new))
@@ -122,13 +122,11 @@ def format_settings(recipe: Recipe, T: int, seed: int, **more: Any) -> str:
 
 def read_sample_counts(folder: Path) -> dict[str, int]:
     """Client -> the samples that it claimed last, in the rounds that are committed."""
-    path = folder / "clients.jsonl"
-    lines = path.read_bytes().splitlines() if path.exists() else []
-    rows = (json.loads(line) for line in lines)
+    rows = (json.loads(line) for line in read_lines(folder / "clients.jsonl", {}))
     return {row["client"]: row["n"] for row in rows if row["n"]}
 
 
 def read_setting(folder: Path | None, key: str) -> Any:
     """A setting of a run that is to go on, or None."""
     path = folder / "experiment.toml" if folder else None
-    return tomllib.loads(path.read_text()).get(key) if path and path.exists() else None
+    return read_toml(path).get(key) if path and path.exists() else None

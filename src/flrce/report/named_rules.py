@@ -1,12 +1,13 @@
 """Stop rules that a command line names: pieces, classes of the user, limits of figures."""
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from flrce.config.compose import build_piece
+from flrce.core.bounds import format_value
 from flrce.core.cost_table import COSTS
+from flrce.core.files import parse_toml
 from flrce.core.roles import StopRule
 from flrce.core.types import RoundRecord
 from flrce.errors import BadInput, suggest_name
@@ -38,10 +39,10 @@ def _parse_name(role: str, name: str) -> Any:
     if not name.lstrip().startswith("{"):
         return name.strip()
     try:
-        return tomllib.loads(f"{role} = {name}")[role]
-    except tomllib.TOMLDecodeError as why:
+        return parse_toml(f"{role} = {name}")[role]
+    except ValueError as why:
         raise BadInput(
-            f"--{role} {name!r}: {why}; give a name, or a table such as"
+            f"--{role} {format_value(name)}: {why}; give a name, or a table such as"
             " '{ piece = \"mine:Enough\", rounds = 5 }'"
         ) from None
 

@@ -2,12 +2,11 @@
 
 import glob
 import logging
-import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flrce.config.experiment import Experiment
+from flrce.config.experiment import Experiment, read_toml
 from flrce.errors import BadInput
 from flrce.methods.stopping.marginal_gain import MarginalGain
 from flrce.methods.stopping.memory import (
@@ -44,7 +43,7 @@ def _read_stored_table(out: Path | str) -> dict[str, Any]:
     if not paths:
         return {}
     path = paths[0]
-    stop = tomllib.loads(path.read_text()).get("recipe", {}).get("stop", {})
+    stop = read_toml(path).get("recipe", {}).get("stop", {})
     return {key: value for key, value in stop.items() if key.startswith("earlier")}
 
 

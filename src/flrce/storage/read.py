@@ -3,7 +3,6 @@
 import base64
 import json
 import os
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from flrce.core.cost_table import add_cost_row
+from flrce.core.files import parse_toml
 from flrce.core.record import FLAT_FIELDS, GROUPS, RoundRecord, fill_start_times
 from flrce.errors import BadInput, format_one_line
 from flrce.storage.ledger_lines import MAX_MAPPED_CLIENTS
@@ -220,7 +220,7 @@ def read_settings(folder: Path, marks: FileMarks) -> dict[str, Any]:
     path = folder / "experiment.toml"
     if not os.path.lexists(path) and path.name not in marks:
         raise ValueError("it has no experiment.toml")
-    return tomllib.loads(read_sealed_file(path, marks, MAX_SETTINGS_BYTES).decode())
+    return parse_toml(read_sealed_file(path, marks, MAX_SETTINGS_BYTES).decode())
 
 
 def _read_lines(path: Path, marks: FileMarks) -> Iterator[dict[str, Any]]:

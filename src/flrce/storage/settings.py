@@ -3,12 +3,12 @@
 import hashlib
 import json
 import os
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from flrce.config.recipe_names import complete_stored_table
+from flrce.core.files import parse_toml
 from flrce.errors import BadInput, format_one_line
 from flrce.storage.seal import MAX_SETTINGS_BYTES, read_json_table, read_lines, read_sealed_file
 
@@ -20,12 +20,12 @@ FlatSettings = dict[str, Any]  # "table.key" -> value
 
 def parse_settings(experiment: str) -> FlatSettings:
     """The values of an experiment file, independent of its layout."""
-    return flatten_tables(tomllib.loads(experiment))
+    return flatten_tables(parse_toml(experiment))
 
 
 def parse_stored_settings(experiment: str) -> FlatSettings:
     """The same for a stored run, with what its recipe's name meant then."""
-    tables = tomllib.loads(experiment)
+    tables = parse_toml(experiment)
     recipe = tables.get("recipe")
     if isinstance(recipe, dict):
         tables["recipe"] = complete_stored_table(recipe)
