@@ -82,3 +82,14 @@ def test_a_limit_of_a_figure():
     assert [bool(rule(history[:i])) for i in range(4)] == [False, False, True, True]
     assert rule(history[:2]) == "epsilon reached 1 (1)"
     assert rule([RoundRecord(1)]) == ""
+
+
+def test_a_figure_with_a_forecast_stops_before_the_limit() -> None:
+    """As privacy-budget does: a spent epsilon cannot be given back."""
+    rule = FigureLimit("epsilon", 1.5)
+    rounds = [
+        RoundRecord(t, figures={"epsilon": 1.0 + t / 5, "epsilon_next": 1.2 + t / 5})
+        for t in (1, 2, 3)
+    ]
+    assert [bool(rule(rounds[:t])) for t in (1, 2, 3)] == [False, True, True]
+    assert rule(rounds[:2]) == "epsilon would pass 1.5 in the next round (1.6)"

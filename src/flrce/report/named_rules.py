@@ -16,16 +16,21 @@ from flrce.methods.stopping.budget import CostBudget, CostLimit
 
 @dataclass(frozen=True)
 class FigureLimit(StopRule):
-    """Stop in the round in which a figure of a piece reaches a limit."""
+    """Stop in the round in which a figure of a piece reaches a limit; before that round where the
+    piece also reports `<figure>_next`, what it would be after one more.
+    """
 
     figure: str
     limit: float
 
     def __call__(self, history: Sequence[RoundRecord]) -> str:
-        value = history[-1].figures.get(self.figure) if history else None
-        if value is None or value < self.limit:
-            return ""
-        return f"{self.figure} reached {self.limit:g} ({value:.6g})"
+        figures = history[-1].figures if history else {}
+        value, after = figures.get(self.figure), figures.get(f"{self.figure}_next")
+        if value is not None and value >= self.limit:
+            return f"{self.figure} reached {self.limit:g} ({value:.6g})"
+        if after is not None and after > self.limit:
+            return f"{self.figure} would pass {self.limit:g} in the next round ({after:.6g})"
+        return ""
 
 
 def build_named_pieces(role: str, names: Sequence[str]) -> dict[str, Any]:

@@ -302,7 +302,9 @@ def explain_run_end(run: RecordedRun) -> Explanation:
     if reach := describe_reach(run):
         answer.add_sentence(reach)
     for rule in run.stop_rules:
-        if text := rule.explain(run.committed_rounds):
+        text = rule.explain(run.committed_rounds)
+        repeated = stop and text == f"The stop rule ({rule.piece}) says: {stop}."
+        if text and not repeated:
             answer.add_sentence(text)
     for course in list_courses(run):
         answer.facts[course.name] = course.values[-1]
