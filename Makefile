@@ -89,7 +89,7 @@ docs: $(VENV)/.dev
 VERSION ?= $(shell sed -n 's/^__version__ = "\([0-9]*\.[0-9]*\).*/\1/p' src/flrce/version.py)
 versioned: $(VENV)/.dev
 	$(PIP) 'mike>=2.1,<3'
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mike deploy --update-aliases $(VERSION) latest
+	NO_MKDOCS_2_WARNING=1 DOCS_VERSIONS=mike $(BIN)/mike deploy --update-aliases $(VERSION) latest
 	$(BIN)/mike set-default latest
 
 # wheels, sdists, hashes and a bill of materials in dist/, built twice and compared; nothing is uploaded

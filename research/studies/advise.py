@@ -146,10 +146,10 @@ def list_task_seeds(tasks, count):
     ]
 
 
-def list_grid_cells(tasks, seeds):
+def list_grid_cells(tasks, seeds, methods, rates):
     for task, seed in list_task_seeds(tasks, seeds):
-        for method in GRID:
-            yield from ((task, method, rate, seed) for rate in PLAN["rates"])
+        for method in methods:
+            yield from ((task, method, rate, seed) for rate in rates)
 
 
 def list_advice_cells(tasks, seeds):
@@ -236,6 +236,8 @@ def main():
     parser.add_argument("--tasks", default="confirm", help="develop, confirm, or names with commas")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--seeds", type=int, default=3, help="only so many of the plan's seeds")
+    parser.add_argument("--methods", nargs="+", default=list(GRID), help="of the grid; all")
+    parser.add_argument("--rates", nargs="+", type=float, default=PLAN["rates"], help="of the grid")
     options = parser.parse_args()
     parts = (PLAN.get(part, [part]) for part in options.tasks.split(","))
     tasks = [task for part in parts for task in part]
@@ -246,7 +248,7 @@ def main():
         print_table(read_lines(options.out), tasks)
         return
     cells, run_one = (
-        (list_grid_cells(tasks, options.seeds), run_grid_cell)
+        (list_grid_cells(tasks, options.seeds, options.methods, options.rates), run_grid_cell)
         if options.phase == "grid"
         else (list_advice_cells(tasks, options.seeds), run_advice)
     )
