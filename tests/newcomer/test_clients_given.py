@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import flrce
 from flrce.cli.cli import main
@@ -99,3 +99,26 @@ def test_what_the_user_says_about_clients_stands(tmp_path):
         flrce.run(flrce.Experiment(**tables, data={"path": path, "group": "place"}))
     with pytest.raises(BadInput, match="per_round = 50, but the data have 3 clients"):
         flrce.run(flrce.Experiment(**SMALL, per_round=50, data={"path": path, "group": "place"}))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({}, "data is empty; give"),
+        ([], "data is empty; give"),
+        ({"north": (X, Y, Y)}, "'north'] is a tuple of 3; give"),
+        ([DataLoader(TensorDataset(torch.tensor(X)))], r"data\[0\] is a DataLoader"),
+    ],
+)
+def test_collections_that_are_no_data_of_clients(data, message):
+    with pytest.raises(BadInput, match=message):
+        flrce.run(flrce.Experiment(**SMALL), data=data)
+
+
+def test_runs_bear_the_name_of_data_from_python(tmp_path, capsys):
+    data = {place: (X[PLACES[place]], Y[PLACES[place]]) for place in PLACES}
+    flrce.run(flrce.Experiment(**SMALL), tmp_path / "run", data=data)
+    assert main(["runs", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "mine" in shown
+    assert "digits" not in shown

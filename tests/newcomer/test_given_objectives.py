@@ -170,3 +170,31 @@ def test_torchmetrics_as_they_are():
     result = run(metrics={"theirs": accuracy, "ours": METRICS["accuracy"]})
     last = result.history[-1].metrics
     assert last["theirs"] == pytest.approx(last["ours"], rel=1e-6)
+
+
+def test_values_of_one_column_are_compared_one_by_one():
+    """A network gives (n, 1), values are (n,): torch would compare each with all."""
+    x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0)).numpy()
+    y = x[:, 0] * 3
+    experiment = flrce.Experiment(rounds=2, clients=2, per_round=2, seed=1)
+
+    def squared(out, y):
+        assert out.shape == y.shape
+        return (out - y).square().mean()
+
+    def mean_absolute_error(out, y):
+        assert out.shape == y.shape
+        return (out - y).abs().mean()
+
+    own = flrce.run(experiment, data=(x, y), objective=squared, metrics=mean_absolute_error)
+    ours = flrce.run(experiment, data=(x, y))
+    found = own.summary["metrics"]["mean_absolute_error"]
+    assert found == pytest.approx(ours.summary["metrics"]["mae"], rel=1e-5)
+
+
+def test_a_collection_of_metrics_is_a_dict_of_them():
+    class Collection:  # as torchmetrics.MetricCollection
+        def items(self):
+            return [("hits", lambda out, y: (out.argmax(1) == y).float().mean())]
+
+    assert [m.name for m in make_metrics(Collection())] == ["hits"]

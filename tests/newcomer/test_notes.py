@@ -349,3 +349,26 @@ def test_python_gets_the_same_one_line_errors(wrong, line):
         flrce.Experiment(**wrong)
     assert line in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_the_network_that_auto_chose_is_named_for_data_of_ones_own(tmp_path, capsys):
+    pixels = np.random.default_rng(0).integers(0, 255, (60, 16, 16, 3)).astype(np.uint8)
+    np.savez(tmp_path / "tiles.npz", x=pixels, y=np.arange(60) % 3)
+    sets = [f"data.path={tmp_path / 'tiles.npz'}", "clients=3", "per_round=2", "rounds=1"]
+    options = [part for pair in sets for part in ("--set", pair)]
+    assert main(["run", *options, "--out", str(tmp_path / "run")]) == 0
+    assert "note: model.name = 'auto' is" in (told := capsys.readouterr().err)
+    assert "MB per round of 2 clients" in told
+
+
+def test_a_run_that_diverged_is_listed_as_such(tmp_path, capsys):
+    x = np.random.default_rng(0).normal(size=(80, 3)).astype(np.float32)
+    np.savez(tmp_path / "far.npz", x=x * 1e4, y=x[:, 0] * 1e6)
+    sets = [f"data.path={tmp_path / 'far.npz'}", "clients=3", "per_round=3", "rounds=3"]
+    options = [part for pair in sets for part in ("--set", pair)]
+    assert main(["run", *options, "--out", str(tmp_path / "run")]) == 130
+    assert "values to learn reach" in capsys.readouterr().err
+    assert main(["runs", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "diverged" in shown
+    assert "--resume" not in shown

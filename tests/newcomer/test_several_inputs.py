@@ -148,3 +148,36 @@ def test_an_objective_may_use_all_outputs():
 def test_mistakes_are_told(x, message):
     with pytest.raises(BadInput, match=message):
         to_source((x, Y))
+
+
+class DictBatch(ImageAndTable):
+    def forward(self, batch):
+        return super().forward(batch["image"], batch["table"]), batch["table"]
+
+
+class TupleBatch(ImageAndTable):
+    def forward(self, batch):
+        image, table = batch
+        return super().forward(image, table)
+
+
+def test_networks_that_take_one_dict_or_tuple_train_the_same_model(tmp_path, caplog):
+    first = run(((IMAGES, TABLE), Y), ImageAndTable)
+    named = Items(lambda i: {"image": IMAGES[i], "table": TABLE[i], "labels": int(Y[i])})
+    for data, network in (
+        (({"image": IMAGES, "table": TABLE}, Y), DictBatch),
+        (named, DictBatch),  # "labels" is the label, as in transformers
+        (((IMAGES, TABLE), Y), TupleBatch),
+    ):
+        for name, tensor in run(data, network).model.items():
+            assert torch.equal(tensor, first.model[name])
+    assert "DictBatch gives 2 outputs; the first is its scores" in caplog.text
+    run(named, DictBatch, tmp_path / "run")
+    model = flrce.load(tmp_path / "run", model=DictBatch())
+    assert len(model.predict({"image": IMAGES[:3], "table": TABLE[:3]}).values) == 3
+
+
+def test_a_network_that_cannot_take_its_inputs_is_told_which():
+    message = r"ImageAndTable cannot take the inputs 0 \(3,\) float, 1 \(1, 4, 4\) pixels"
+    with pytest.raises(BadInput, match=message):
+        run(((TABLE, IMAGES), Y), ImageAndTable)

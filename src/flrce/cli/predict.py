@@ -14,6 +14,7 @@ from flrce.inference.raw_samples import prepare_samples
 from flrce.inference.trained_model import TrainedModel, load
 
 SHOWN_ROWS = 20  # predictions that a terminal lists
+PLAIN_FROM, PLAIN_TO = 1e4, 1e9  # numbers shown without an exponent or decimals
 SHOWN_CLASSES = 6  # probabilities that a terminal lists beside a prediction
 
 
@@ -54,7 +55,9 @@ def print_predictions(predictions: Predictions) -> None:
 
 
 def format_cell(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.0f}" if PLAIN_FROM <= abs(value) < PLAIN_TO else f"{value:.4g}"
 
 
 def describe_score(predictions: Predictions, model: TrainedModel, table: ColumnTable | None) -> str:
@@ -68,7 +71,8 @@ def describe_score(predictions: Predictions, model: TrainedModel, table: ColumnT
         return f"accuracy {100 * share:.1f} % against the column {targets[0]!a} of the file"
     if model.spec.kind == "values" and truth.dtype.kind in "biuf":
         error = float(np.mean(np.abs(predictions.values - truth)))
-        return f"mean absolute error {error:.4g} against the column {targets[0]!a} of the file"
+        told = f"mean absolute error {format_cell(error)}"
+        return f"{told} against the column {targets[0]!a} of the file"
     raise BadInput(
         f"the column {targets[0]!a} of the file holds {truth.dtype}, not what is predicted"
     )

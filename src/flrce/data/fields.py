@@ -3,6 +3,7 @@ packed into one row of numbers and taken apart again before the network.
 """
 
 import copy
+import inspect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,15 +33,21 @@ class InputField:
 
 @dataclass(frozen=True)
 class FieldUnpacker:
-    """A forward hook: the packed row of each sample as the inputs that the network takes."""
+    """A forward hook: the packed row of each sample as the inputs that the network takes, or as one
+    dict or tuple of them.
+    """
 
     fields: tuple[InputField, ...]
+    as_batch: bool = False
 
     def __call__(self, net: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         parts = unpack_fields(args[0], self.fields)
         if self.fields[0].name.isdecimal():
-            return (*parts, *args[1:]), kwargs
+            given = (tuple(parts),) if self.as_batch else parts
+            return (*given, *args[1:]), kwargs
         named = dict(zip((field.name for field in self.fields), parts, strict=True))
+        if self.as_batch:
+            return (named, *args[1:]), kwargs
         return args[1:], {**kwargs, **named}
 
 
@@ -121,8 +128,18 @@ def attach_fields(net: nn.Module, fields: Sequence[InputField]) -> nn.Module:
     if not fields:
         return net
     net = copy.deepcopy(net)
-    net.register_forward_pre_hook(FieldUnpacker(tuple(fields)), with_kwargs=True)
+    unpack = FieldUnpacker(tuple(fields), _takes_batch(net, fields))
+    net.register_forward_pre_hook(unpack, with_kwargs=True)
     return net
+
+
+def _takes_batch(net: nn.Module, fields: Sequence[InputField]) -> bool:
+    """Whether forward has one argument for all inputs: a dict of them, or a tuple."""
+    arguments = inspect.signature(net.forward).parameters.values()
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    if len(arguments) != 1 or any(argument.kind in variable for argument in arguments):
+        return False
+    return [field.name for field in fields] != [argument.name for argument in arguments]
 
 
 def describe_fields(fields: Sequence[InputField]) -> str:

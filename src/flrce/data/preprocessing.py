@@ -92,10 +92,10 @@ class Preprocessing:
     fill: tuple[float, ...] = ()
     mean: tuple[float, ...] = ()
     deviation: tuple[float, ...] = ()
-    target_mean: tuple[float, ...] = ()
-    target_deviation: tuple[float, ...] = ()
     resized: bool = False
     fields: tuple[InputField, ...] = ()  # the inputs of a network with several
+    target_mean: tuple[float, ...] = ()
+    target_deviation: tuple[float, ...] = ()
 
     def encode_table(self, table: ColumnTable, where: str = "table") -> NDArray[Any]:
         """x (N, features) of a table's columns; those that training did not use are ignored."""

@@ -1,5 +1,9 @@
 """A trained model as a file for other runtimes: torch.export and ONNX, preprocessing included."""
 
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -51,6 +55,20 @@ class RawInputNetwork(nn.Module):
         return out * self.target_deviation + self.target_mean if self.has_target_mean else out
 
 
+@contextmanager
+def _silence_onnx() -> Iterator[None]:
+    """Without the exporter's remarks about packages that it could use."""
+    log = logging.getLogger("torch.onnx")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(before)
+
+
 def export_network(model: TrainedModel, path: Path) -> None:
     """Write the model with its preprocessing: FILE.pt2 (torch.export) or FILE.onnx."""
     suffix = path.suffix.lower()
@@ -65,15 +83,16 @@ def export_network(model: TrainedModel, path: Path) -> None:
             program = torch.export.export(module, example, dynamic_shapes={"x": {0: batch}})
             torch.export.save(program, path)
         else:
-            torch.onnx.export(
-                module,
-                example,
-                path,
-                dynamic_shapes={"x": {0: batch}},
-                dynamo=True,
-                external_data=False,
-                verbose=False,
-            )
+            with _silence_onnx():
+                torch.onnx.export(
+                    module,
+                    example,
+                    path,
+                    dynamic_shapes={"x": {0: batch}},
+                    dynamo=True,
+                    external_data=False,
+                    verbose=False,
+                )
     except ImportError as why:
         raise BadInput(
             f"ONNX export needs onnx and onnxscript ({why}); pip install onnx onnxscript"

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from flrce.core.files import format_path, read_text_limited
 from flrce.data.fields import has_fields, pack_fields
 from flrce.data.preprocessing import ColumnTable, Preprocessing
+from flrce.data.readers.columns import convert_column
 from flrce.data.readers.images import IMAGE_FORMATS, read_image
 from flrce.data.sources import SampleSpec
 from flrce.data.user.arrays import arrange_axes
@@ -43,6 +44,9 @@ def prepare_samples(data: Any, spec: SampleSpec) -> RawSamples:
     if fields and (isinstance(data, Mapping) or has_fields(data)):
         x, _ = pack_fields(data, "data", fields)
         return RawSamples(x, _number_rows(len(x)))
+    if hasattr(data, "column_names"):  # a Dataset of HuggingFace
+        table = {key: convert_column(list(data[key]), key) for key in data.column_names}
+        return _prepare_table(table, spec, "Dataset")
     if hasattr(data, "columns") and hasattr(data, "to_numpy"):
         return _prepare_table(to_columns(data), spec, "DataFrame")
     if isinstance(data, Mapping):

@@ -26,11 +26,13 @@ def scale_inputs(x: Tensor, scale: float, shift: float) -> Tensor:
     return x.float().mul_(scale).add_(shift)
 
 
-def validate_network(net: nn.Module, x: Tensor, outputs: int | None = None) -> None:
+def validate_network(
+    net: nn.Module, x: Tensor, outputs: int | None = None, inputs: str = ""
+) -> None:
     """Runs a copy of the net on a few samples, as it will see them; BadInput where it cannot take
     them.
 
-    With `outputs`, it must give at least so many scores.
+    With `outputs`, it must give at least so many scores. `inputs` describes several in one row.
     """
     shape = tuple(x.shape[1:])
     what = (
@@ -43,8 +45,8 @@ def validate_network(net: nn.Module, x: Tensor, outputs: int | None = None) -> N
             out = copy.deepcopy(net).eval().to(x.device)(x)
     except Exception as why:  # whatever a network of the user's may raise
         raise BadInput(
-            f"{type(net).__name__} cannot take {what}: {format_one_line(why, 160)};"
-            f" {_suggest_remedy(x, str(why))}"
+            f"{type(net).__name__} cannot take {inputs or what}: {format_one_line(why, 160)};"
+            f" {'adapt the network or the inputs' if inputs else _suggest_remedy(x, str(why))}"
         ) from why
     name, first = type(net).__name__, next(iter_output_tensors(out), None)
     if first is None:

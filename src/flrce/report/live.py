@@ -20,6 +20,7 @@ from flrce.core.types import RoundRecord
 from flrce.errors import BadInput, format_one_line
 from flrce.report.endings import describe_state, get_planned_rounds
 from flrce.report.selection import describe_round_reach, get_phase
+from flrce.report.tasks import get_dataset_name
 from flrce.report.verdict import collect_run_notes
 from flrce.storage import metric_format as words
 from flrce.storage.limited import describe_error, open_regular, read_limited, split_lines
@@ -31,7 +32,7 @@ from flrce.storage.read import (
     run_folders,
     validate_round_line,
 )
-from flrce.storage.run_notes import explain_divergence
+from flrce.storage.run_notes import ended_diverged, explain_divergence
 from flrce.storage.seal import MANIFESTS, SEAL_FILE, DamagedRun, parse_document, read_sealed_file
 
 MAX_FOLDER_DEPTH = 3  # levels of subfolders that are searched for runs
@@ -240,11 +241,10 @@ def build_run_view(run: RecordedRun, owner: str, ends: float | None, last: float
     )
     metric = str(run.summary["metric"])
     refused = [[h.t, client, reason] for h in run.rounds for client, reason in h.rejected.items()]
-    data = run.experiment.get("data", {})
     return {
         "folder": str(run.folder),
         "recipe": run.name,
-        "data": str(data.get("path") or data.get("name", "?")),
+        "data": str(run.experiment.get("data", {}).get("path") or get_dataset_name(run)),
         "seed": run.seed,
         "state": state,
         "T": T,
@@ -290,12 +290,14 @@ def describe_newest_round(run: RecordedRun) -> dict[str, Any] | None:
 
 
 def describe_run_state(run: RecordedRun, owner: str) -> str:
-    """The state of a run: "finished", "stopped early", "running", "preparing" or "interrupted"."""
+    """The state of a run: "finished", "stopped early", "running", "preparing", "diverged" or
+    "interrupted".
+    """
     state = describe_state(run.rounds, get_planned_rounds(run))
     if state != "unfinished":
         return state
     if not owner:
-        return "interrupted"
+        return "diverged" if ended_diverged(run.rounds) else "interrupted"
     word = "running" if run.rounds else "preparing"
     return word if owner == "here" else f"{word} on {owner}"
 

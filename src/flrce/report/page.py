@@ -22,7 +22,7 @@ from flrce.core.intervals import ConfidenceInterval
 from flrce.report import carbon, run_detail, tables
 from flrce.report.endings import describe_ending
 from flrce.report.tables import RunGroup
-from flrce.report.tasks import require_one_task
+from flrce.report.tasks import get_dataset_name, require_one_task
 from flrce.report.verdict import describe_groups
 from flrce.storage import metric_format as words
 from flrce.storage import read
@@ -249,7 +249,7 @@ def describe_setting(runs: Sequence[RecordedRun]) -> str:
     kinds = {}
     for run in runs:
         data = run.experiment.get("data", {})
-        name = data.get("path") or data.get("name", "digits")
+        name = data.get("path") or get_dataset_name(run)
         M, P = run.experiment.get("clients", len(run.roster)), run.P
         kinds[
             f"{name}, {data.get('partition', 'dirichlet')} partition, {M} clients, {P} per round"

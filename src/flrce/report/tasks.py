@@ -29,8 +29,8 @@ def group_by_task(runs: Sequence[RecordedRun]) -> list[TaskRuns]:
         found.setdefault(task_key(run), []).append(run)
     labels: list[str] = []
     for key, part in found.items():
-        label = _get_dataset_name(part[0])
-        if sum(_get_dataset_name(other[0]) == label for other in found.values()) > 1:
+        label = get_dataset_name(part[0])
+        if sum(get_dataset_name(other[0]) == label for other in found.values()) > 1:
             label = f"{label}, {words.format_metric_name(key[0])}"
         again = sum(before == label or before.startswith(f"{label} #") for before in labels)
         labels.append(f"{label} #{again + 1}" if again else label)
@@ -83,7 +83,7 @@ def require_one_task(runs: Sequence[RecordedRun], why: str) -> None:
         raise BadInput(f"these runs are of {len(found)} different tasks ({each}); {why}")
 
 
-def _get_dataset_name(run: RecordedRun) -> str:
+def get_dataset_name(run: RecordedRun) -> str:
     """The data set, as people call it."""
     data = run.experiment.get("data", {})
     named = Path(str(data["path"])).name if data.get("path") else str(data.get("name", "digits"))

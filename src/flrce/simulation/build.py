@@ -23,7 +23,7 @@ from flrce.core.pieces import Recipe
 from flrce.core.types import Round, State, Task
 from flrce.core.update_placement import choose_placement, describe_placement
 from flrce.data.federation import Federation
-from flrce.data.fields import attach_fields
+from flrce.data.fields import attach_fields, describe_fields
 from flrce.data.partition import has_class_labels
 from flrce.data.preprocessing import format_features
 from flrce.data.sources import Source
@@ -302,7 +302,9 @@ def build_data_and_model(
     net = finish_network(net, few, experiment, recipe.frozen)
     if model is None and named.name == "auto":
         chosen = resolve_network_name("auto", pool.spec)
-        log.info("%s", describe_network(chosen, net, experiment.per_round))
+        own = data is not None or d.path is not None
+        chosen_network = describe_network(chosen, net, experiment.per_round)
+        log.log(logging.WARNING if own else logging.INFO, "%s", chosen_network)
     probes = max(
         (link.forward_passes // 2 for link in recipe.chain.links if link.estimates_gradient),
         default=0,
@@ -315,7 +317,8 @@ def build_data_and_model(
         )
     # one output for each
     counted = experiment.objective is None and pool.kind in ("classes", "tokens")
-    validate_network(net, few, pool.outputs if counted else None)
+    outputs = pool.outputs if counted else None
+    validate_network(net, few, outputs, f"the inputs {describe_fields(fields)}" if fields else "")
     net = unwrap_network_output(net, few, objective)
     validate_on_samples(net, few, torch.from_numpy(np.array(pool.y[:2])), objective, recipe.augment)
     if experiment.train.batch == 1:

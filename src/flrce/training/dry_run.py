@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from flrce.errors import BadInput, describe_exception, format_one_line
 from flrce.models.drawing import get_rng_states, preserve_rng_states
 from flrce.models.inputs import find_scores, iter_output_tensors
+from flrce.training.given_objectives import GivenObjective
 from flrce.training.objectives import (
     MetricObjective,
     Objective,
@@ -24,8 +25,8 @@ log = logging.getLogger("flrce")
 
 
 def unwrap_network_output(net: nn.Module, x: Tensor, objective: Objective) -> nn.Module:
-    """The network, or where its scores lie alone in a tuple or a dict, or are called logits, a copy
-    that gives them as they are.
+    """The network, or where its scores lie alone in a dict, are called logits or come first in a
+    tuple, a copy that gives them as they are.
 
     Objectives of one's own get what the network gives.
     """
@@ -33,12 +34,22 @@ def unwrap_network_output(net: nn.Module, x: Tensor, objective: Objective) -> nn
         return net
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         out = copy.deepcopy(net).eval()(x.clone())  # code may change its samples in place
-    named = isinstance(out, Mapping) and isinstance(out.get("logits"), Tensor)
-    if isinstance(out, Tensor) or (not named and len(list(iter_output_tensors(out))) != 1):
+    if isinstance(out, Tensor):
         return net
+    count = len(list(iter_output_tensors(out)))
+    named = isinstance(out, Mapping) and isinstance(out.get("logits"), Tensor)
+    first = isinstance(out, tuple | list) and bool(out) and isinstance(out[0], Tensor)
+    if not (named or first or count == 1):
+        return net
+    if first and not named and count > 1:
+        log.warning("%s gives %d outputs; the first is its scores", type(net).__name__, count)
     net = copy.deepcopy(net)
     net.register_forward_hook(_take_scores)
     return net
+
+
+def _name_objective(objective: Objective) -> str:
+    return objective.name if isinstance(objective, GivenObjective) else type(objective).__name__
 
 
 def _take_scores(net: nn.Module, given: Any, out: Any) -> Tensor:
@@ -68,7 +79,7 @@ def validate_on_samples(
         else:
             _check_sample_independence(judging, x, out, name)
     validate_per_sample(
-        _call_on_outputs(objective.losses, f"the loss of {type(objective).__name__}", out, y, name),
+        _call_on_outputs(objective.losses, f"the loss {_name_objective(objective)}", out, y, name),
         y,
         objective,
         "losses",

@@ -52,6 +52,7 @@ class GivenObjective:
 
     def losses(self, out: Any, y: Tensor) -> Tensor:
         """(n,): the loss of each sample."""
+        out = align_values(out, y)
         value = self.loss(out, y)
         if not isinstance(value, Tensor):
             raise BadInput(f"objective {self.name} gave a {type(value).__name__}; return a tensor")
@@ -102,8 +103,18 @@ class GivenMetric:
         width = math.prod(shapes[0])
         out = torch.from_numpy(rows[:, :width].astype(np.float32)).reshape(-1, *shapes[0])
         y = torch.from_numpy(np.ascontiguousarray(rows[:, width:])).reshape(-1, *shapes[1])
-        found = self.function(out, y.float() if header[-1] else y.long())
+        y = y.float() if header[-1] else y.long()
+        found = self.function(align_values(out, y), y)
         return float(torch.as_tensor(found, dtype=torch.float64).mean())
+
+
+def align_values(out: Any, y: Tensor) -> Any:
+    """Outputs (n, 1) in the shape of the values (n,) that they are about: torch would otherwise
+    compare each with all.
+    """
+    if not isinstance(out, Tensor) or not y.is_floating_point() or out.numel() != y.numel():
+        return out
+    return out.reshape(y.shape)
 
 
 def _pad_shape(x: Tensor) -> list[float]:
@@ -181,7 +192,7 @@ def make_metrics(wanted: Any) -> tuple[Any, ...]:
     """Metrics from a name, a metric, a function, an object with update and compute, a list of them,
     or a dict by name.
     """
-    if isinstance(wanted, Mapping):
+    if isinstance(wanted, Mapping) or hasattr(wanted, "items"):  # torchmetrics' collections
         return tuple(_make_metric(value, str(name)) for name, value in wanted.items())
     if isinstance(wanted, str) or not isinstance(wanted, Sequence):
         wanted = (wanted,)

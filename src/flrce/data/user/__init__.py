@@ -100,6 +100,7 @@ def to_source(data: Any, **how: Any) -> Source:
         raise BadInput(
             "data.size is about folders of images; resize what you hand over, or drop it"
         )
+    _refuse_odd_collection(data)
     if hasattr(data, "column_names"):
         return from_huggingface(data, **how)
     if isinstance(data, dict) and "train" in data:
@@ -117,11 +118,7 @@ def to_source(data: Any, **how: Any) -> Source:
 
 def _from_samples(data: Any, how: dict[str, Any]) -> Source:
     """Arrays by name or in order, or a data set of items."""
-    if hasattr(data, "batch_sampler") and hasattr(data, "dataset"):
-        raise BadInput(
-            "data is a DataLoader; clients make their own batches: give its data set,"
-            " data=loader.dataset"
-        )
+    _refuse_loader(data, "data")
     items = hasattr(data, "__getitem__") and not isinstance(data, (dict, tuple, list))
     if items and has_named_items(data):
         return from_dataset(data, **how)
@@ -136,6 +133,28 @@ def _from_samples(data: Any, how: dict[str, Any]) -> Source:
         f"data is a {type(data).__name__}; give (x, y), a torch or HuggingFace Dataset, a"
         " DataFrame, a path, a Source, or a list or dict with one of these per client"
     )
+
+
+def _refuse_odd_collection(data: Any) -> None:
+    """BadInput where a dict, list or tuple is empty, or holds no data sets of clients."""
+    if not isinstance(data, dict | list | tuple):
+        return
+    if not len(data):
+        raise BadInput("data is empty; give (x, y), or a list or dict with one data set per client")
+    named = data if isinstance(data, dict) else dict(enumerate(data))
+    for name, value in named.items():
+        _refuse_loader(value, f"data[{name!a}]")
+        if isinstance(data, dict) and isinstance(value, tuple) and len(value) != 2:
+            what = f"data[{name!a}] is a tuple of {len(value)}"
+            raise BadInput(f"{what}; give (x, y) for each client")
+
+
+def _refuse_loader(value: Any, where: str) -> None:
+    if hasattr(value, "batch_sampler") and hasattr(value, "dataset"):
+        raise BadInput(
+            f"{where} is a DataLoader; clients make their own batches: give its data set,"
+            " loader.dataset"
+        )
 
 
 def get_column(value: Any, name: str) -> NDArray[Any]:

@@ -25,7 +25,8 @@ from flrce.errors import BadInput, format_install_command, format_one_line, sugg
 
 MAX_FILE_BYTES = 4 << 30  # bytes of one text file
 MAX_TEXT_VALUES = 50  # distinct texts of a column that becomes one column each
-TARGETS, GROUPS, SPLITS = ("y", "label", "target", "class"), ("group", "client"), ("split", "test")
+TARGETS = ("y", "label", "target", "class", "labels", "targets")
+GROUPS, SPLITS = ("group", "client"), ("split", "test")
 Cells = list[Any] | NDArray[Any]  # of a column: as they stand in a file, or in their dtype
 log = logging.getLogger("flrce")
 
