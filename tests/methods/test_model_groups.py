@@ -2,6 +2,8 @@
 Flower.
 """
 
+from dataclasses import dataclass, replace
+
 import numpy as np
 import pytest
 import torch
@@ -243,3 +245,54 @@ class Own(nn.Module):
     def __init__(self):
         super().__init__()
         self.w = nn.Parameter(torch.ones(3))
+
+
+@dataclass(frozen=True)
+class ByRow(flrce.LocalTrainer):
+    """Client k trains model k mod K."""
+
+    def assign(self, tasks, state, view):
+        return [replace(task, tensors={"group": torch.tensor([task.k % K])}) for task in tasks]
+
+
+def run_given(**recipe):
+    tables = {
+        "name": "fedavg",
+        "trainer": f"{__name__}:ByRow",
+        "compressor": {"piece": "trained-group", "groups": K},
+        "aggregator": {"piece": "group-mean", "groups": K},
+    }
+    update = [{"piece": "given-group", "groups": K}, {"piece": "sgd", "lr": 0.5}]
+    experiment = make_experiment(
+        recipe=tables | recipe,
+        model={"personal": "group"},
+        train={"epochs": 2, "batch": SAMPLES, "update": update},
+        engine={"workers": 1, "kernel": "torch"},
+    )
+    return flrce.run(experiment, data=make_data(), model=make_network())
+
+
+def test_the_model_that_the_server_names_is_all_that_travels():
+    one = run_given(downlink={"piece": "given-group", "groups": K})
+    all_models = run_given()
+    assert all(torch.equal(one.model[name], all_models.model[name]) for name in one.model)
+    d = 2 * FEATURES + 2
+    replies = sum(len(record.replied) for record in one.history)
+    number = 8  # the task's int64
+    assert all_models.summary["bytes_down"] == replies * (4 * K * d + number)
+    assert one.summary["bytes_down"] == replies * (4 * d + 1 + number)
+    groups = {client: int(kept["group"]) for client, kept in one.personal.items()}
+    assert all(groups[client] == int(client[-1]) % K for client in one.history[-1].replied)
+
+
+def test_a_group_that_nobody_names_is_refused():
+    with pytest.raises(BadInput, match='no trainer sends the tensor "group"'):
+        run_given(trainer="alike", downlink={"piece": "given-group", "groups": K})
+    with pytest.raises(BadInput, match='tensor "group" must be a number below 2'):
+        run_given(trainer="alike")
+    with pytest.raises(BadInput, match="sends one model, and a link compares several"):
+        flrce.run(
+            make_experiment(recipe={"name": "ifca", "groups": K, "downlink": "given-group"}),
+            data=make_data(),
+            model=make_network(),
+        )

@@ -41,7 +41,7 @@ from flrce.methods.client.feddyn import DynamicRegularizer, DynamicTraining
 from flrce.methods.client.fedkseed import FiniteDifferences, ZerothOrderTraining
 from flrce.methods.client.gradient_tracking import GradientCorrection
 from flrce.methods.client.label_census import LabelCensus, LabelReportingTraining
-from flrce.methods.client.model_groups import LowestLossGroup
+from flrce.methods.client.model_groups import GivenGroup, LowestLossGroup
 from flrce.methods.client.moon import ContrastiveTerm
 from flrce.methods.client.ordered_freezing import OrderedFreezing
 from flrce.methods.client.personalization import APFLMixture, DittoModel, FedRepPhases
@@ -71,6 +71,7 @@ from flrce.methods.compression.trained_group import TrainedGroup
 from flrce.methods.downlink.chain import ChainedDownload
 from flrce.methods.downlink.difference import DifferenceDownload
 from flrce.methods.downlink.fitted import FittedDownload
+from flrce.methods.downlink.given_group import GivenGroupDownload
 from flrce.methods.downlink.quantised import QuantisedDownload
 from flrce.methods.pacing import pace
 from flrce.methods.pacing.clean_hours import CleanHours
@@ -169,6 +170,7 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "difference": DifferenceDownload,
         "chain": ChainedDownload,
         "fitted": FittedDownload,
+        "given-group": GivenGroupDownload,
     },
     "aggregator": {
         "mean": WeightedMean,
@@ -240,6 +242,7 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "sharpness": SharpnessAwareGradient,
         "differences": FiniteDifferences,
         "lowest-loss-group": LowestLossGroup,
+        "given-group": GivenGroup,
     },
     "schedule": {
         "constant": ConstantRate,
