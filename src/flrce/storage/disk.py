@@ -19,7 +19,7 @@ from flrce.storage.limited import hash_prefix, open_regular, read_limited
 
 CHUNK_BYTES = 2**24  # one system call reads at most 2 GiB
 O_DIRECT = getattr(os, "O_DIRECT", 0)  # Linux only
-DIRECT_BYTES, HASH_BYTES = 2**22, 2**18  # bytes written at a time; and hashed, while in the cache
+DIRECT_BYTES, HASH_BYTES = 2**20, 2**18  # bytes written at a time; and hashed, while in the cache
 # Run directories hold clients' names, losses and updates, so only their owner may read them.
 PRIVATE_FILE_MODE = 0o600
 PRIVATE_FOLDER_MODE = 0o700
