@@ -11,6 +11,7 @@ from safetensors.numpy import load_file
 from flrce import Experiment
 from flrce.cli.cli import main
 from flrce.report.selection import compute_scores_before, recover_selection_draw
+from flrce.report.tables import RunGroup, build_summary_table
 from flrce.report.why import escape_unprintable, explain_client, explain_round, explain_run_end
 from flrce.simulation import runs
 from flrce.storage import read
@@ -245,3 +246,7 @@ def test_energy_that_nobody_knows_is_not_0_joules(run):
     client = run.rounds[0].chosen[0]
     assert "an unknown amount of energy" in " ".join(explain_client(silent, client).sentences)
     assert "unknown" not in " ".join(explain_client(run, client).sentences)
+    vars(silent)["summary"] = {**run.summary, "energy": "unknown", "joules": 0.0}
+    heads, [row] = build_summary_table([RunGroup("silent", (silent,))])
+    assert row[heads.index("Energy J")].mean is None
+    assert row[heads.index("Rounds")].mean == 16

@@ -45,9 +45,10 @@ class RunGroup:
 
 
 def get_summary_values(run: RecordedRun) -> dict[str, float | None]:
-    """The headline figures of one run."""
+    """The headline figures of one run; None for energy that nobody knows."""
     s = run.summary
-    return {
+    unknown = ("joules", "joules_wasted") if s.get("energy") == "unknown" else ()
+    values = {
         "accuracy": s.get("value", s["accuracy"]),
         **{name: s[name] for name in ("accuracy_last", *EFFICIENCY_COLUMNS)},
         **{name: cost.of_summary(s) for name, cost in COSTS.items()},
@@ -55,6 +56,7 @@ def get_summary_values(run: RecordedRun) -> dict[str, float | None]:
         "wasted": s["joules_wasted"] / s["joules"] if s["joules"] else None,
         "assumed": assumed_share(s),
     }
+    return values | dict.fromkeys(unknown)
 
 
 def group_runs(runs: Sequence[RecordedRun]) -> list[RunGroup]:
@@ -109,7 +111,7 @@ def list_shown_costs(parts: Sequence[RunGroup]) -> list[Cost]:
     """The costs of these groups that are worth a column."""
     return list_spent_costs(
         lambda cost: max(
-            (max(part.get_values(cost.name)) for part in parts if part.runs), default=0
+            (value for part in parts for value in part.get_values(cost.name)), default=0
         )
     )
 
