@@ -219,6 +219,13 @@ class Recipe:
         some = [piece for _, piece in self.iter_pieces() if piece.partial]
         return " and ".join(type(piece).__name__ for piece in some)
 
+    def explain_parts(self, claim: str, remedy: str = "drop one", personal: bool = False) -> str:
+        """Why a piece that needs whole updates does not work here; "" where clients hold and send
+        whole models. `personal`: parameters that stay with a client are a problem too.
+        """
+        parts = self.partial_pieces or ("model.personal" if personal and self.personal else "")
+        return f"{claim}, but {parts} leaves clients with parts; {remedy}" if parts else ""
+
     @property
     def pays_for_evaluations(self) -> bool:
         """Whether the stop rule reads evaluations of the final model, so that they are billed."""

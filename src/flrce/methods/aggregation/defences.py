@@ -204,9 +204,4 @@ def _apply_rule_by_part(
 
 
 def _check_whole_updates(recipe: Recipe, name: str) -> str:
-    if not recipe.partial_pieces:
-        return ""
-    return (
-        f"{name} compares whole updates, but {recipe.partial_pieces} lets clients send parts; use"
-        " trimmed means"
-    )
+    return recipe.explain_parts(f"{name} compares whole updates", "use trimmed means")

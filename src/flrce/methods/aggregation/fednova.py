@@ -9,6 +9,7 @@ import torch
 from annotated_types import Ge, Lt
 from torch import Tensor
 
+from flrce.core.pieces import Recipe
 from flrce.core.roles import Aggregator
 from flrce.core.types import Updates
 from flrce.methods.aggregation.mean import add_weighted_mean
@@ -32,12 +33,9 @@ class FedNovaMean(Aggregator):
     prox: Annotated[float, Ge(0), Lt(1)] = 0.0
     device_agnostic: ClassVar[bool] = True
 
-    def check_recipe(self, recipe: Any) -> str:
-        if recipe.partial_pieces:
-            return (
-                f"FedNova's mean is of whole updates, but {recipe.partial_pieces} lets clients send"
-                " parts; drop one"
-            )
+    def check_recipe(self, recipe: Recipe) -> str:
+        if why := recipe.explain_parts("FedNova's mean is of whole updates"):
+            return why
         links: tuple[Any, ...] = recipe.chain.links if recipe.chain is not None else ()
         momenta = [link for link in links if type(link).__name__ == "Momentum"]
         strange = [

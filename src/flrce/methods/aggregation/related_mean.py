@@ -69,12 +69,7 @@ class RelatedMean(Aggregator):
     device_agnostic: ClassVar[bool] = True
 
     def check_recipe(self, recipe: Recipe) -> str:
-        if not recipe.partial_pieces:
-            return ""
-        return (
-            f"related compares whole updates, but {recipe.partial_pieces} lets clients send parts;"
-            " use another aggregator"
-        )
+        return recipe.explain_parts("related compares whole updates", "use another aggregator")
 
     def initial_state(self, M: int, d: int, D: int) -> RelatedMeanState:
         size = min(self.sketch, d)

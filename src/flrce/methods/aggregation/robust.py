@@ -68,11 +68,8 @@ class Krum(Aggregator):
     device_agnostic: ClassVar[bool] = True
 
     def check_recipe(self, recipe: Recipe) -> str:
-        if recipe.partial_pieces:
-            return (
-                f"krum compares whole updates, but {recipe.partial_pieces} lets clients send parts;"
-                " use trimmed means"
-            )
+        if why := recipe.explain_parts("krum compares whole updates", "use trimmed means"):
+            return why
         if 2 * self.attackers + 3 > recipe.P:
             most = max(recipe.P - 3, 0) // 2
             return (

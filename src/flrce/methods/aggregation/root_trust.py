@@ -29,11 +29,8 @@ class FLTrust(Aggregator):
     root: NonNegativeInt = 0
 
     def check_recipe(self, recipe: Recipe) -> str:
-        if recipe.partial_pieces:
-            return (
-                f"root-trust compares whole updates, but {recipe.partial_pieces} lets clients send"
-                " parts; drop one"
-            )
+        if why := recipe.explain_parts("root-trust compares whole updates"):
+            return why
         if recipe.selector.root_client != self.root:
             return (
                 'root-trust needs its root in every round; set selector = {piece = "rooted", root'

@@ -8,6 +8,7 @@ from annotated_types import Ge, Le
 from torch import Tensor
 
 from flrce.core.bounds import NonNegativeFloat, NonNegativeInt, PositiveProportion
+from flrce.core.pieces import Recipe
 from flrce.core.roles import Aggregator
 from flrce.core.types import RoundEvent, Updates
 from flrce.methods.aggregation.mean import add_weighted_mean
@@ -59,12 +60,9 @@ class FedAsyncMixing(Aggregator):
     def observe(self, state: FedAsyncState, event: RoundEvent) -> FedAsyncState:
         return FedAsyncState(event.t)
 
-    def check_recipe(self, recipe: Any) -> str:
-        if recipe.partial_pieces:
-            return (
-                f"FedAsync mixes whole models, but {recipe.partial_pieces} lets clients send parts;"
-                " drop one"
-            )
+    def check_recipe(self, recipe: Recipe) -> str:
+        if why := recipe.explain_parts("FedAsync mixes whole models"):
+            return why
         if recipe.pace.buffer_size != 1:
             return 'FedAsync mixes one reply at a time; set pace = {piece = "buffered", size = 1}'
         return ""

@@ -38,12 +38,8 @@ class CorrectedTraining(LocalTrainer):
         return (GradientCorrection(),)
 
     def check_recipe(self, recipe: Recipe) -> str:
-        parts = recipe.partial_pieces or ("model.personal" if recipe.personal else "")
-        if parts:
-            return (
-                f"the gradient correction needs whole models, but {parts} lets clients send parts;"
-                " drop one"
-            )
+        if why := recipe.explain_parts("the gradient correction needs whole models", personal=True):
+            return why
         if recipe.pace.buffer_size is not None:
             return (
                 "FedCOMGATE's correction is a client's step less the mean of the others' from the"

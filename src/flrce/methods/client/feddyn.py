@@ -60,13 +60,7 @@ class DynamicTraining(LocalTrainer):
         return (DynamicRegularizer(self.alpha),)
 
     def check_recipe(self, recipe: Recipe) -> str:
-        parts = recipe.partial_pieces or ("model.personal" if recipe.personal else "")
-        if parts:
-            return (
-                f"FedDyn's regulariser is of whole models, but {parts} leaves clients with parts;"
-                " drop one"
-            )
-        return ""
+        return recipe.explain_parts("FedDyn's regulariser is of whole models", personal=True)
 
     def initial_state(self, M: int, d: int, D: int) -> CountedRoundsState:
         return CountedRoundsState(torch.zeros(M, dtype=torch.long))

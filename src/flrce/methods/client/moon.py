@@ -4,13 +4,14 @@ last model.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from flrce.core.bounds import NonNegativeFloat, PositiveFloat
+from flrce.core.pieces import Recipe
 from flrce.errors import BadInput
 from flrce.training.links import Batch, ClientContext, Link
 
@@ -32,13 +33,8 @@ class ContrastiveTerm(Link):
     # two more forward passes; a backward pass costs twice as much
     extra_passes: ClassVar[float] = 2 / 3
 
-    def check_recipe(self, recipe: Any) -> str:
-        parts = recipe.partial_pieces
-        return (
-            f"MOON compares whole models, but {parts} leaves clients with parts; drop one"
-            if parts
-            else ""
-        )
+    def check_recipe(self, recipe: Recipe) -> str:
+        return recipe.explain_parts("MOON compares whole models")
 
     def begin_round(self, w: Tensor, local: ClientContext, client_state: Tensors) -> Tensors:
         assert local.whole is not None

@@ -4,12 +4,13 @@ mixture.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from flrce.core.bounds import EpochCount, NonNegativeFloat, Proportion
+from flrce.core.pieces import Recipe
 from flrce.training.links import PERSONAL_MODEL_KEY, Batch, ClientContext, Link
 
 Tensors = Mapping[str, Tensor]
@@ -23,7 +24,7 @@ class FedRepPhases(Link):
 
     body: EpochCount = 1
 
-    def check_recipe(self, recipe: Any) -> str:
+    def check_recipe(self, recipe: Recipe) -> str:
         if not recipe.personal:
             return (
                 "FedRep needs parameters that stay with the client; name them: model.personal, or"
@@ -67,7 +68,7 @@ class DittoModel(Link):
     strength: NonNegativeFloat = 0.1
     extra_passes: ClassVar[float] = 1.0
 
-    def check_recipe(self, recipe: Any) -> str:
+    def check_recipe(self, recipe: Recipe) -> str:
         return _check_whole_models("Ditto", recipe)
 
     def begin_round(self, w: Tensor, local: ClientContext, client_state: Tensors) -> Tensors:
@@ -100,7 +101,7 @@ class APFLMixture(Link):
     adaptive: bool = False
     extra_passes: ClassVar[float] = 1.0
 
-    def check_recipe(self, recipe: Any) -> str:
+    def check_recipe(self, recipe: Recipe) -> str:
         return _check_whole_models("APFL", recipe)
 
     def begin_round(self, w: Tensor, local: ClientContext, client_state: Tensors) -> Tensors:
@@ -129,13 +130,8 @@ class APFLMixture(Link):
         return {**kept, PERSONAL_MODEL_KEY: _append_statistics(mixed, state["now"])}, {}
 
 
-def _check_whole_models(name: str, recipe: Any) -> str:
-    parts = recipe.partial_pieces or ("model.personal" if recipe.personal else "")
-    return (
-        f"{name} has a whole model for each client, but {parts} leaves clients with parts; drop one"
-        if parts
-        else ""
-    )
+def _check_whole_models(name: str, recipe: Recipe) -> str:
+    return recipe.explain_parts(f"{name} has a whole model for each client", personal=True)
 
 
 def _append_statistics(v: Tensor, now: Tensor) -> Tensor:

@@ -104,12 +104,8 @@ class ScaffoldTraining(LocalTrainer):
         return (ControlVariate(self.option),)
 
     def check_recipe(self, recipe: Recipe) -> str:
-        parts = recipe.partial_pieces or ("model.personal" if recipe.personal else "")
-        if parts:
-            return (
-                f"SCAFFOLD's variates are of whole models, but {parts} leaves clients with parts;"
-                " drop one"
-            )
+        if why := recipe.explain_parts("SCAFFOLD's variates are of whole models", personal=True):
+            return why
         if self.option == "I" and recipe.update is not None and len(recipe.update.links) > 1:
             names = ", ".join(type(link).__name__ for link in recipe.update.links)
             return (

@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from flrce.core.downlink import DownloadRequest, EncodedModel, HeldPart, encode_model
 from flrce.core.payload_bytes import HASH_BYTES, SEED_BYTES, count_value_bytes
-from flrce.core.pieces import FullModel
+from flrce.core.pieces import FullModel, Recipe
 from flrce.core.roles import Compressor, Downlink
 from flrce.core.types import Download, PendingTask
 from flrce.errors import BadInput
@@ -40,7 +39,7 @@ class ChainedDownload(Downlink):
 
     code: Compressor = field(default=RotatedCode(1), metadata={"piece": "compressor"})
 
-    def check_recipe(self, recipe: Any) -> str:
+    def check_recipe(self, recipe: Recipe) -> str:
         if not isinstance(recipe.submodel, FullModel):
             return NO_PARTS
         return explain_stateful_code(self.code) or explain_growing_error(self.code)

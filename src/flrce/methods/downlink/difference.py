@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from flrce.core.downlink import DownloadRequest, EncodedModel, encode_model, with_bytes
 from flrce.core.payload_bytes import HASH_BYTES, SEED_BYTES, count_value_bytes
+from flrce.core.pieces import Recipe
 from flrce.core.roles import Compressor, Downlink
 from flrce.core.types import Download, PendingTask
 from flrce.methods.compression.rotated import RotatedCode
@@ -38,7 +38,7 @@ class DifferenceDownload(Downlink):
     code: Compressor = field(default=RotatedCode(1), metadata={"piece": "compressor"})
     first: Compressor = field(default=RotatedCode(2), metadata={"piece": "compressor"})
 
-    def check_recipe(self, recipe: Any) -> str:
+    def check_recipe(self, recipe: Recipe) -> str:
         return (
             explain_stateful_code(self.code)
             or explain_stateful_code(self.first)

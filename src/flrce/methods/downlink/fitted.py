@@ -9,6 +9,7 @@ from torch import Tensor
 
 from flrce.core.downlink import DownloadRequest, EncodedModel
 from flrce.core.payload_bytes import count_value_bytes
+from flrce.core.pieces import Recipe
 from flrce.core.roles import Compressor, Downlink
 from flrce.core.types import Download, PendingTask
 from flrce.methods.compression.rotated import RotatedCode
@@ -43,7 +44,7 @@ class FittedDownload(Downlink):
         """The form whose state this is."""
         return self.chain if isinstance(state, ChainState) else self.difference
 
-    def check_recipe(self, recipe: Any) -> str:
+    def check_recipe(self, recipe: Recipe) -> str:
         return self.difference.check_recipe(recipe)
 
     def initial_state(self, M: int, d: int, D: int) -> HeldState:

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from flrce.core.downlink import DownloadRequest, EncodedModel, encode_model, with_bytes
+from flrce.core.pieces import Recipe
 from flrce.core.roles import Compressor, Downlink
 from flrce.core.types import Download, Task
 from flrce.methods.compression.quantize import Quantizer
@@ -19,7 +20,7 @@ class QuantisedDownload(Downlink):
 
     code: Compressor = field(default=Quantizer(8), metadata={"piece": "compressor"})
 
-    def check_recipe(self, recipe: Any) -> str:
+    def check_recipe(self, recipe: Recipe) -> str:
         return explain_stateful_code(self.code)
 
     def plan_download(self, state: Any, k: int) -> Download:

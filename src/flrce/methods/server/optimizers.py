@@ -7,6 +7,7 @@ the pseudo-gradient, up to its sign. Statistics of BatchNorm are no gradients: t
 whatever the step.
 """
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -48,72 +49,70 @@ class ServerMomentum(ServerStep):
         return _apply_server_step(w, target, updates, self.rate * m), MomentState(m, state.v)
 
 
-@dataclass(frozen=True)
-class ServerAdam(ServerStep):
-    """FedAdam (Reddi et al. 2021, algorithm 2): m = beta1 m + (1 - beta1) delta, v likewise of
-    delta^2; no bias correction, as there; w + rate m / (sqrt(v) + tau). v starts at tau^2, as that
-    paper sets it.
+class AdaptiveStep(ServerStep):
+    """What the three steps of Reddi et al. (2021, algorithm 2) share: m = beta1 m + (1 - beta1)
+    delta; w + rate m / (sqrt(v) + tau). No bias correction, and v starts at tau^2, as there.
     """
 
-    rate: LearningRate = 0.01
-    beta1: DecayRate = 0.9
-    beta2: DecayRate = 0.99
-    tau: PositiveFloat = 1e-3
+    rate: float
+    beta1: float
+    tau: float
     device_agnostic: ClassVar[bool] = True
     reads_clients: ClassVar[bool] = False
 
+    @abstractmethod
+    def move_second_moment(self, v: Tensor, square: Tensor) -> Tensor:
+        """(d,) the next v, from delta^2."""
+
     def initial_state(self, M: int, d: int, D: int) -> MomentState:
-        return _init_moments(d, self.tau)
+        return MomentState(torch.zeros(d), torch.full((d,), self.tau**2))
 
     def step(
         self, w: Tensor, target: Tensor, updates: Updates, state: MomentState
     ) -> tuple[Tensor, MomentState]:
         delta = _compute_target_delta(w, target, updates)
-        v = self.beta2 * state.v + (1 - self.beta2) * delta.square()
-        return _adaptive_step(self, w, target, updates, delta, state.m, v)
+        v = self.move_second_moment(state.v, delta.square())
+        m = self.beta1 * state.m + (1 - self.beta1) * delta
+        moved = _apply_server_step(w, target, updates, self.rate * m / (v.sqrt() + self.tau))
+        return moved, MomentState(m, v)
 
 
 @dataclass(frozen=True)
-class ServerYogi(ServerStep):
+class ServerAdam(AdaptiveStep):
+    """FedAdam: v = beta2 v + (1 - beta2) delta^2."""
+
+    rate: LearningRate = 0.01
+    beta1: DecayRate = 0.9
+    beta2: DecayRate = 0.99
+    tau: PositiveFloat = 1e-3
+
+    def move_second_moment(self, v: Tensor, square: Tensor) -> Tensor:
+        return self.beta2 * v + (1 - self.beta2) * square
+
+
+@dataclass(frozen=True)
+class ServerYogi(AdaptiveStep):
     """FedYogi: as Adam, with v - (1 - beta2) delta^2 sign(v - delta^2)."""
 
     rate: LearningRate = 0.01
     beta1: DecayRate = 0.9
     beta2: DecayRate = 0.99
     tau: PositiveFloat = 1e-3
-    device_agnostic: ClassVar[bool] = True
-    reads_clients: ClassVar[bool] = False
 
-    def initial_state(self, M: int, d: int, D: int) -> MomentState:
-        return _init_moments(d, self.tau)
-
-    def step(
-        self, w: Tensor, target: Tensor, updates: Updates, state: MomentState
-    ) -> tuple[Tensor, MomentState]:
-        delta = _compute_target_delta(w, target, updates)
-        square = delta.square()
-        v = state.v - (1 - self.beta2) * square * torch.sign(state.v - square)
-        return _adaptive_step(self, w, target, updates, delta, state.m, v)
+    def move_second_moment(self, v: Tensor, square: Tensor) -> Tensor:
+        return v - (1 - self.beta2) * square * torch.sign(v - square)
 
 
 @dataclass(frozen=True)
-class ServerAdagrad(ServerStep):
+class ServerAdagrad(AdaptiveStep):
     """FedAdagrad: v + delta^2; beta1 is 0 unless given, as in that paper."""
 
     rate: LearningRate = 0.01
     beta1: DecayRate = 0.0
     tau: PositiveFloat = 1e-3
-    device_agnostic: ClassVar[bool] = True
-    reads_clients: ClassVar[bool] = False
 
-    def initial_state(self, M: int, d: int, D: int) -> MomentState:
-        return _init_moments(d, self.tau)
-
-    def step(
-        self, w: Tensor, target: Tensor, updates: Updates, state: MomentState
-    ) -> tuple[Tensor, MomentState]:
-        delta = _compute_target_delta(w, target, updates)
-        return _adaptive_step(self, w, target, updates, delta, state.m, state.v + delta.square())
+    def move_second_moment(self, v: Tensor, square: Tensor) -> Tensor:
+        return v + square
 
 
 @dataclass(frozen=True)
@@ -132,29 +131,6 @@ class FedExPStep(ServerStep):
             1.0, float(each / (2 * len(updates) * (delta.double().square().sum() + self.eps)))
         )
         return _apply_server_step(w, target, updates, eta * delta), state
-
-
-def _init_moments(d: int, tau: float) -> MomentState:
-    """Before the first round: v is tau^2, as Reddi et al. set it."""
-    return MomentState(torch.zeros(d), torch.full((d,), tau**2))
-
-
-def _adaptive_step(
-    piece: "ServerAdam | ServerYogi | ServerAdagrad",
-    w: Tensor,
-    target: Tensor,
-    updates: Updates,
-    delta: Tensor,
-    m: Tensor,
-    v: Tensor,
-) -> tuple[Tensor, MomentState]:
-    """w + rate m / (sqrt(v) + tau) with m moved by delta; how v moves is what the three differ
-    in.
-    """
-    m = piece.beta1 * m + (1 - piece.beta1) * delta
-    return _apply_server_step(
-        w, target, updates, piece.rate * m / (v.sqrt() + piece.tau)
-    ), MomentState(m, v)
 
 
 def _compute_target_delta(w: Tensor, target: Tensor, updates: Updates) -> Tensor:
