@@ -35,7 +35,7 @@ from flrce.models.nets import PAPER_CNNS, build_network
 from flrce.models.resnet import ResNet
 from flrce.models.sequences import TimeSeriesCNN
 from flrce.training.batches import SampleBatches, Samples
-from flrce.training.cpu import kernel, stages, why_none
+from flrce.training.cpu import build_kernel, explain_no_kernel, stages
 
 RESULTS = Path(__file__).resolve().parent / "results"
 EPOCHS, CLIENTS, LR, SCALE, SHIFT = 5, 10, 0.05, 1 / 128, -1.0
@@ -186,10 +186,10 @@ class Native:
     """The same work by the fused kernels."""
 
     def __init__(self, case: Case) -> None:
-        why = why_none(case.net(), case.shape)
+        why = explain_no_kernel(case.net(), case.shape)
         if why:
             raise SystemExit(f"no kernel: {why}")
-        self.k, self.w = kernel(case.net(), case.shape), pack_model(case.net())
+        self.k, self.w = build_kernel(case.net(), case.shape), pack_model(case.net())
         self.x, self.y = case.data(case.n)
         self.vx, self.vy = case.data(case.validation)
         self.order, self.sizes = case.batches()

@@ -18,7 +18,7 @@ from flrce.models.flat import pack_model
 from flrce.models.nets import PAPER_CNNS, build_network
 from flrce.training.batches import Samples
 from flrce.training.client import ClientRunner
-from flrce.training.cpu import why_none
+from flrce.training.cpu import explain_no_kernel
 
 CASES = {"cnn-cifar": (350, 128), "cnn-emnist": (224, 16)}  # samples of a client, batch
 UPDATES = {"sgd": {}, "momentum": {"momentum": 0.9}, "adam": {"optimizer": "adam", "lr": 0.001}}
@@ -29,7 +29,7 @@ def ratios(name: str, train: dict[str, object], repeats: int) -> list[float]:
     n, batch = CASES[name]
     shape = PAPER_CNNS[name][0]
     net = build_network(name, shape, 10, seed=1)
-    if why := why_none(net, shape):
+    if why := explain_no_kernel(net, shape):
         raise SystemExit(f"no kernel: {why}")
     rng = torch.Generator().manual_seed(0)
     x = torch.randint(0, 256, (n, *shape), dtype=torch.uint8, generator=rng)

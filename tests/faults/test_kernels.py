@@ -11,7 +11,7 @@ from torch import nn
 
 from flrce.core import c_compiler
 from flrce.training.batches import SampleBatches, Samples
-from flrce.training.cpu import Kernel, kernel, why_none
+from flrce.training.cpu import Kernel, build_kernel, explain_no_kernel
 
 row32 = pytest.mark.row(32, "damaged or foreign kernel cache", "rebuilt, same bits, never loaded")
 NET = nn.Sequential(nn.Linear(3, 7))
@@ -24,10 +24,10 @@ def cache(tmp_path, monkeypatch):
 
 
 def trained() -> torch.Tensor:
-    why = why_none(NET, (3,))
+    why = explain_no_kernel(NET, (3,))
     if why:
         pytest.skip(why)
-    made = kernel(NET, (3,))
+    made = build_kernel(NET, (3,))
     assert isinstance(made, Kernel)
     w, _, _ = made.train(
         torch.ones(28),
@@ -107,4 +107,4 @@ def test_a_shared_cache_is_closed_or_refused(cache):
     assert cache.stat().st_mode & 0o022 == 0
     if not os.geteuid():
         os.chown(cache, 12345, 12345)
-        assert "belongs to user 12345; set FLRCE_CACHE" in why_none(NET, (3,))
+        assert "belongs to user 12345; set FLRCE_CACHE" in explain_no_kernel(NET, (3,))

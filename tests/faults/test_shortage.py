@@ -158,6 +158,6 @@ def test_another_kernel_after_a_resume_is_told(tmp_path, caplog, monkeypatch):
     go(tmp_path / "a", what=experiment(1, {"name": "fedavg"}, engine=auto))
     if "native" not in (tmp_path / "a" / "checkpoint" / "manifest.a.json").read_text():
         pytest.skip("no compiler here")
-    monkeypatch.setattr(workers, "why_none", lambda net, shape: "no C compiler")
+    monkeypatch.setattr(workers, "explain_no_kernel", lambda net, shape: "no C compiler")
     go(tmp_path / "a", resume=True, what=experiment(2, {"name": "fedavg"}, engine=auto))
     assert "kernel native -> torch" in caplog.text

@@ -30,7 +30,7 @@ from flrce.methods.own_pieces import register_installed_pieces
 from flrce.rng import make_stream
 from flrce.training.batches import Samples
 from flrce.training.client import ClientRunner, find_personal_state
-from flrce.training.cpu import why_none
+from flrce.training.cpu import explain_no_kernel
 from flrce.training.objectives import Classification, Objective
 from flrce.training.update_chain import SGD, UpdateChain
 from flrce_client import flower as client_side
@@ -146,7 +146,7 @@ class RunnerCache:
         if id(local.x) not in kept:
             net, shape = copy.deepcopy(local.net), tuple(local.x.shape[1:])
             with self.tracing.hold_exclusive():
-                native = local.kernel != "torch" and not why_none(net, shape)
+                native = local.kernel != "torch" and not explain_no_kernel(net, shape)
             samples = Samples(local.x, local.y, local.scale, local.shift)
             runner = ClientRunner(net, shape, samples, native, local.objective, local.kept)
             runner.compiled = local.kernel != "torch"

@@ -27,7 +27,7 @@ from flrce.errors import BadInput, UnfinishedRun
 from flrce.models.inputs import scale_inputs
 from flrce.simulation.worker_pool import WorkerFailure, WorkerProcesses, WorkerThreads
 from flrce.training.client import ClientRunner, IndexArray
-from flrce.training.cpu import why_none
+from flrce.training.cpu import explain_no_kernel
 from flrce.training.cpu.cells import has_compiled_steps
 from flrce.training.cpu.shares import count_attention_bytes
 from flrce.training.cpu.shortcuts import find_widest_layer
@@ -198,7 +198,7 @@ def _choose_kernel(runner: ClientRunner, kind: str, task: Task | None) -> str:
     """
     if kind == "torch":
         return "torch"
-    why = runner.explain_unfused_gradients(task) or why_none(runner.net, runner.shape)
+    why = runner.explain_unfused_gradients(task) or explain_no_kernel(runner.net, runner.shape)
     if not why:
         runner.native = True
         whole = task is None or not runner.explain_unfused(task, steps=2)

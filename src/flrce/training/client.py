@@ -30,7 +30,7 @@ from flrce.models.slicing import (
 )
 from flrce.rng import make_stream
 from flrce.training.batches import SampleBatches, Samples, compute_batch_sizes, draw_batches
-from flrce.training.cpu import Kernel, KernelUnavailable, kernel
+from flrce.training.cpu import Kernel, KernelUnavailable, build_kernel
 from flrce.training.links import PERSONAL_MODEL_KEY, ClientContext
 from flrce.training.objectives import Classification, Objective
 from flrce.training.precision import Precision
@@ -230,7 +230,7 @@ class ClientRunner:
         one.
         """
         try:
-            return kernel(part.net, self.shape)
+            return build_kernel(part.net, self.shape)
         except KernelUnavailable:
             return self._build_torch_trainer(part)
 
@@ -242,7 +242,7 @@ class ClientRunner:
         )
         if self.native and not self.explain_unfused_gradients():
             with suppress(KernelUnavailable):
-                trainer.kernel = kernel(part.net, self.shape)
+                trainer.kernel = build_kernel(part.net, self.shape)
         return trainer
 
     def prepare_task(

@@ -24,11 +24,11 @@ from flrce.models.flat import make_layout, pack_model, unpack_model
 from flrce.models.nets import PAPER_CNNS
 from flrce.models.nets import build_network as named
 from flrce.training.batches import SampleBatches, Samples
-from flrce.training.cpu import Kernel, kernel, why_none
+from flrce.training.cpu import Kernel, build_kernel, explain_no_kernel
 from flrce.training.cpu.blocks import split_blocks
-from flrce.training.cpu.emit import source
+from flrce.training.cpu.emit import write_source
 from flrce.training.cpu.frames import Axis
-from flrce.training.cpu.stages import plan
+from flrce.training.cpu.stages import plan_stages
 
 SCALE, SHIFT = 1 / 64, -2.0
 BatchNorms = (nn.BatchNorm1d, nn.BatchNorm2d)
@@ -38,10 +38,10 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def compiled(net: nn.Module, shape: tuple[int, ...]) -> Kernel:
-    why = why_none(net, shape)
+    why = explain_no_kernel(net, shape)
     if "no C compiler" in why or "processor has none" in why:
         pytest.skip(why)
-    return kernel(net, shape)
+    return build_kernel(net, shape)
 
 
 def scramble(net: nn.Module, seed: int) -> Tensor:
@@ -509,13 +509,13 @@ def test_what_is_not_supported_says_why():
     ]:
         net = nn.Sequential(*layers, *last)
         net(torch.zeros(2, 2, 8, 8))
-        assert said in why_none(net, (2, 8, 8))
+        assert said in explain_no_kernel(net, (2, 8, 8))
         last = nn.Flatten(), nn.LazyLinear(3)
     frozen = nn.Sequential(nn.Linear(2, 2))
     frozen[0].weight.requires_grad_(False)
-    assert "not trained" in why_none(frozen, (2,))
-    assert "logits" in why_none(nn.Sequential(nn.Conv2d(1, 2, 1)), (1, 2, 2))
-    assert "no convolution" in why_none(nn.Sequential(nn.Flatten()), (1, 2, 2))
+    assert "not trained" in explain_no_kernel(frozen, (2,))
+    assert "logits" in explain_no_kernel(nn.Sequential(nn.Conv2d(1, 2, 1)), (1, 2, 2))
+    assert "no convolution" in explain_no_kernel(nn.Sequential(nn.Flatten()), (1, 2, 2))
 
 
 def script(path, text: str) -> str:
@@ -536,21 +536,21 @@ def test_a_missing_or_broken_compiler_says_so(monkeypatch, tmp_path):
             f'case "$*" in *-shared*) echo "disk full" >&2; exit 1;; esac; exec {real} "$@"',
         ),
     )
-    assert why_none(net, (3,)) == "the C compiler failed: disk full"
+    assert explain_no_kernel(net, (3,)) == "the C compiler failed: disk full"
     assert not list((tmp_path / "cache" / "native").iterdir())
     junk = (
         'case "$*" in *-shared*) while [ "$1" != -o ]; do shift; done; echo junk > "$2"; exit;;'
         f' esac; exec {real} "$@"'
     )
     monkeypatch.setenv("CC", script(tmp_path / "junk", junk))
-    assert "does not load" in why_none(net, (3,))
+    assert "does not load" in explain_no_kernel(net, (3,))
     monkeypatch.setenv("CC", script(tmp_path / "two", f'{real} "$@" | grep -v -e AVX -e NEON'))
-    assert "processor has none" in why_none(net, (3,))
+    assert "processor has none" in explain_no_kernel(net, (3,))
     monkeypatch.setenv("CC", script(tmp_path / "three", "exit 1"))
-    assert "knows neither" in why_none(net, (3,))
+    assert "knows neither" in explain_no_kernel(net, (3,))
     monkeypatch.delenv("CC")
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
-    assert "no C compiler (cc, gcc, clang)" in why_none(net, (3,))
+    assert "no C compiler (cc, gcc, clang)" in explain_no_kernel(net, (3,))
 
 
 def test_an_unusable_cache_says_so(monkeypatch, tmp_path):
@@ -558,10 +558,12 @@ def test_an_unusable_cache_says_so(monkeypatch, tmp_path):
     compiled(net, (3,))
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("FLRCE_CACHE", str(tmp_path / "file"))
-    assert "set FLRCE_CACHE" in why_none(net, (3,))
+    assert "set FLRCE_CACHE" in explain_no_kernel(net, (3,))
     monkeypatch.setenv("FLRCE_CACHE", str(tmp_path))
     command, macros, machine = c_compiler.find_toolchain()
-    path = c_compiler.load_or_build_library(source(plan(net, (3,)), machine), command, macros)
+    path = c_compiler.load_or_build_library(
+        write_source(plan_stages(net, (3,)), machine), command, macros
+    )
     path.write_text("not a library")
     compiled(net, (3,))  # built again
     assert path.stat().st_size > 1000
@@ -589,7 +591,7 @@ def test_processes_may_build_at_the_same_time(tmp_path):
     code = (
         "from torch import nn, ones, tensor; import numpy as np; from flrce.training.cpu import"
         " kernel; from flrce.training.batches import SampleBatches, Samples\nk ="
-        " kernel(nn.Sequential(nn.Linear(3, 7)), (3,))\nbatches = SampleBatches(Samples(ones(1, 3),"
+        " build_kernel(nn.Sequential(nn.Linear(3, 7)), (3,))\nbatches = SampleBatches(Samples(ones(1, 3),"
         " tensor([1])), np.array([0]), np.array([1]))\nw, _, _ = k.train(ones(28), batches,"
         " 7.0)\nprint(round(w.sum().item(), 3), round(w[1].item() + 1, 3))"
     )
@@ -634,7 +636,7 @@ def test_axis_against_plain_loops(size, kernel_size, stride, padding):
 
 
 def test_fusion_of_the_papers_network():
-    stages = plan(named("cnn-cifar", (3, 32, 32), 10, 1), (3, 32, 32)).stages
+    stages = plan_stages(named("cnn-cifar", (3, 32, 32), 10, 1), (3, 32, 32)).stages
     assert [(s.op, s.act, s.pool, s.norm is not None) for s in stages] == [
         ("conv", "RELU", (2, 2), True),
         ("conv", "RELU", (2, 2), True),

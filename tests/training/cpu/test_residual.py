@@ -21,7 +21,7 @@ from flrce.models.flat import make_layout, pack_model, unpack_model
 from flrce.models.nets import build_network as named
 from flrce.models.resnet import ResNet
 from flrce.training.batches import SampleBatches, Samples
-from flrce.training.cpu import Kernel, check, kernel, why_none
+from flrce.training.cpu import Kernel, build_kernel, check, explain_no_kernel
 
 SCALE, SHIFT = 1 / 64, -2.0
 
@@ -36,10 +36,10 @@ def _quick(monkeypatch):
 
 
 def compiled(net: nn.Module, shape: tuple[int, ...]) -> Kernel:
-    why = why_none(net, shape)
+    why = explain_no_kernel(net, shape)
     if "no C compiler" in why or "processor has none" in why:
         pytest.skip(why)
-    return kernel(net, shape)
+    return build_kernel(net, shape)
 
 
 def data(shape: tuple[int, ...], n: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -275,12 +275,12 @@ def test_ways_to_add(meet):
     ],
 )
 def test_what_is_not_understood_says_why(meet, said):
-    assert said in why_none(Odd(meet), (4,))
+    assert said in explain_no_kernel(Odd(meet), (4,))
 
 
 def test_what_a_trace_cannot_see_is_found_by_trying():
     net = Odd(lambda a, b: a + b, hidden=True)  # another network when it is judged
-    assert "calls other layers in training than in evaluation" in why_none(net, (4,))
+    assert "calls other layers in training than in evaluation" in explain_no_kernel(net, (4,))
 
     class Detached(Odd):
         def forward(self, x: Tensor) -> Tensor:
@@ -288,23 +288,25 @@ def test_what_a_trace_cannot_see_is_found_by_trying():
                 a = self.a(x)
             return a + self.b(x)
 
-    assert "in training that its layers do not say" in why_none(Detached(torch.add), (4,))
+    assert "in training that its layers do not say" in explain_no_kernel(Detached(torch.add), (4,))
 
 
 def test_beside_a_gpu_the_trial_is_a_childs(monkeypatch):
     asked: list[int] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(check, "run_in_child", lambda work: asked.append(1) or run_in_child(work))
-    assert not why_none(Odd(torch.add), (4,))
+    assert not explain_no_kernel(Odd(torch.add), (4,))
     assert asked
 
 
 def test_wide_residual_networks_are_left_to_torch():
-    assert "torch is faster" in why_none(named("resnet-18", (3, 32, 32), 10, 1), (3, 32, 32))
+    assert "torch is faster" in explain_no_kernel(
+        named("resnet-18", (3, 32, 32), 10, 1), (3, 32, 32)
+    )
     chain = nn.Sequential(
         nn.Conv2d(200, 200, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(200, 2)
     )
-    assert not why_none(chain, (200, 3, 3))
+    assert not explain_no_kernel(chain, (200, 3, 3))
 
 
 @pytest.mark.parametrize("train", [{}, {"momentum": 0.9}])

@@ -7,10 +7,15 @@ from flrce.training.cpu.frames import Frame
 from flrce.training.cpu.setting import Setting
 
 
-def text(it: Setting) -> str:
+def write_stage(it: Setting) -> str:
     """backward_s(n, b, step, deeper): the input's gradient only if deeper."""
-    alone = {"pool": _pool, "average": _average, "group": _group, "sum": _sum}
-    body = alone[it.stage.op](it) if it.stage.op in alone else _stage(it)
+    alone = {
+        "pool": _write_pool,
+        "average": _write_average,
+        "group": _write_group,
+        "sum": _write_sum,
+    }
+    body = alone[it.stage.op](it) if it.stage.op in alone else _write_product_stage(it)
     return f"""
 static void backward_{it.s}(struct net *n, const struct batch *b, const struct step *step, int deeper) {{
     {body}
@@ -18,7 +23,7 @@ static void backward_{it.s}(struct net *n, const struct batch *b, const struct s
 """
 
 
-def _tiles(body: str) -> str:
+def _write_tiles(body: str) -> str:
     return f"for (long t = 0; t < b->tiles; t++) {body}"
 
 
@@ -31,7 +36,7 @@ def _add_gradient(it: Setting, call: str) -> str:
     return f"{{ {call.replace('INTO', 'n->aside')} more({it.below}, n->aside, {it.inside}); }}"
 
 
-def _sum(it: Setting) -> str:
+def _write_sum(it: Setting) -> str:
     """The gradient goes to both sources alike."""
     ways = [
         f"(n->d{flow.source} + t * {it.inside}), {int(flow.adds)}" if flow.learns else "0, 0"
@@ -39,39 +44,47 @@ def _sum(it: Setting) -> str:
     ]
     ways = [*ways, "0, 0"][:2]
     sizes = ", ".join(map(str, (it.stage.act, *it.stage.inside, *it.extent)))
-    return _tiles(f"sum_back({it.next}, {it.d}, {', '.join(ways)}, {sizes});") if it.deeper else ""
+    return (
+        _write_tiles(f"sum_back({it.next}, {it.d}, {', '.join(ways)}, {sizes});")
+        if it.deeper
+        else ""
+    )
 
 
-def _pool(it: Setting) -> str:
+def _write_pool(it: Setting) -> str:
     stage = it.stage
     sizes = (*stage.inside, *stage.kernel, *stage.stride, *stage.padding, *stage.out[1:])
     return (
-        _tiles(_add_gradient(it, f"pool_back({it.x}, {it.d}, INTO, {', '.join(map(str, sizes))});"))
+        _write_tiles(
+            _add_gradient(it, f"pool_back({it.x}, {it.d}, INTO, {', '.join(map(str, sizes))});")
+        )
         if it.deeper
         else ""
     )
 
 
-def _average(it: Setting) -> str:
+def _write_average(it: Setting) -> str:
     stage = it.stage
     sizes = (*stage.inside, *stage.kernel, *stage.stride, *stage.out[1:])
     return (
-        _tiles(_add_gradient(it, f"average_back({it.d}, INTO, {', '.join(map(str, sizes))});"))
+        _write_tiles(
+            _add_gradient(it, f"average_back({it.d}, INTO, {', '.join(map(str, sizes))});")
+        )
         if it.deeper
         else ""
     )
 
 
-def _group(it: Setting) -> str:
+def _write_group(it: Setting) -> str:
     stage, group, below = it.stage, it.group, "deeper ? INTO : 0" if it.deeper else "0"
     sizes = ", ".join(map(str, (group.groups, *stage.inside)))
     tensors = f"{it.at(group.gamma)}, {it.at(group.beta)}"
-    steps = _descents(it, [(group.beta, "level", "first"), (group.gamma, "slope", "second")])
+    steps = _write_descents(it, [(group.beta, "level", "first"), (group.gamma, "slope", "second")])
     return "\n    ".join(
         [
             f"struct channel *c = n->c{it.s};",
             "memset(c->first, 0, sizeof c->first + sizeof c->second);",
-            _tiles(
+            _write_tiles(
                 _add_gradient(
                     it,
                     f"group_back(c, {it.x}, {it.d}, {below}, {it.moments}, {tensors}, {stage.act},"
@@ -83,7 +96,7 @@ def _group(it: Setting) -> str:
     )
 
 
-def _stage(it: Setting) -> str:
+def _write_product_stage(it: Setting) -> str:
     stage, (C, H, W) = it.stage, it.stage.middle
     parts = [
         f"struct channel *c = n->c{it.s};",
@@ -98,11 +111,11 @@ def _stage(it: Setting) -> str:
         ]
     if it.norm:
         parts += [f"norm_slopes(c, {C}, (double)b->size * {H * W});"]
-    parts += {"conv": _conv, "linear": _linear, "none": _none}[stage.op](it)
-    return "\n    ".join([*parts, *_channel_steps(it)])
+    parts += {"conv": _write_conv, "linear": _write_linear, "none": _write_none}[stage.op](it)
+    return "\n    ".join([*parts, *_write_channel_steps(it)])
 
 
-def _channel_steps(it: Setting) -> list[str]:
+def _write_channel_steps(it: Setting) -> list[str]:
     """SGD on gamma, beta or the bias. A bias in front of BatchNorm has no gradient: the mean takes
     it away.
     """
@@ -110,10 +123,10 @@ def _channel_steps(it: Setting) -> list[str]:
     pairs = [(stage.bias, "level", "first")]
     if stage.norm:
         pairs = [(stage.norm.beta, "level", "first"), (stage.norm.gamma, "slope", "second")]
-    return _descents(it, pairs)
+    return _write_descents(it, pairs)
 
 
-def _descents(it: Setting, pairs: list[tuple[str, str, str]]) -> list[str]:
+def _write_descents(it: Setting, pairs: list[tuple[str, str, str]]) -> list[str]:
     """SGD on a number per channel: the tensor, its gradient as floats, and as the sums it comes
     from.
     """
@@ -127,7 +140,7 @@ def _descents(it: Setting, pairs: list[tuple[str, str, str]]) -> list[str]:
     ]
 
 
-def _shape_back(it: Setting, dy: str, rows: tuple[str, str], frame: Frame) -> str:
+def _write_shape_back(it: Setting, dy: str, rows: tuple[str, str], frame: Frame) -> str:
     sizes = ", ".join(map(str, (*it.stage.middle, *it.stage.pool, *rows, frame.plane, frame.pitch)))
     best = f"n->best{it.s} + t * {it.out}" if it.has_pool else "0"
     return (
@@ -136,7 +149,7 @@ def _shape_back(it: Setting, dy: str, rows: tuple[str, str], frame: Frame) -> st
     )
 
 
-def _conv(it: Setting) -> list[str]:
+def _write_conv(it: Setting) -> list[str]:
     """A group of rows of dy at a time, used for the weights while in the first-level cache."""
     stage, s, H, dy = it.stage, it.s, it.stage.middle[1], it.dy
     rows, weight, place = convolution.row_group(stage), it.at(stage.weight), it.places[stage.weight]
@@ -145,7 +158,7 @@ def _conv(it: Setting) -> list[str]:
         {it.load}
         for (int h = 0; h < {H}; h += {rows}) {{
             int end = h + {rows} < {H} ? h + {rows} : {H};
-            {_shape_back(it, into, ("h", "end"), dy)}
+            {_write_shape_back(it, into, ("h", "end"), dy)}
             dw_{s}({it.x}, {into}, n->g{s}, h, end);
         }}
         {f"if (deeper) dx_{s}(n->dy{s}, {weight}, {it.below});" if it.deeper else ""}
@@ -153,7 +166,7 @@ def _conv(it: Setting) -> list[str]:
     stepped, origin = it.at(stage.weight, "n->q"), it.at(stage.weight, "n->origin")
     return [
         f"memset(n->g{s}, 0, sizeof(vec) * {place.pitch});",
-        _tiles(tile),
+        _write_tiles(tile),
         (
             f"descend_lanes({stepped}, {origin}, n->g{s}, {place.cols}, step->lr,"
             f" {it.pull(stage.weight)});"
@@ -161,11 +174,13 @@ def _conv(it: Setting) -> list[str]:
     ]
 
 
-def _linear(it: Setting) -> list[str]:
+def _write_linear(it: Setting) -> list[str]:
     stage, s = it.stage, it.s
     weight, stepped, origin = (it.at(stage.weight, base) for base in ("n->p", "n->q", "n->origin"))
     # in place
-    parts = [_tiles(_shape_back(it, it.d, ("0", "1"), Frame(0, 1, 1)))] if it.norm else []
+    parts = (
+        [_write_tiles(_write_shape_back(it, it.d, ("0", "1"), Frame(0, 1, 1)))] if it.norm else []
+    )
     parts += (
         [f"if (deeper) dx_{s}(n->d{s}, {weight}, n->d{stage.sources[0]}, b->tiles);"]
         if it.deeper
@@ -175,7 +190,9 @@ def _linear(it: Setting) -> list[str]:
     return [*parts, f"dw_{s}({it.all}, (const float *)n->d{s}, {stepped}, {origin}, {rest});"]
 
 
-def _none(it: Setting) -> list[str]:
+def _write_none(it: Setting) -> list[str]:
     _, H, W = it.stage.middle
-    back = _tiles(_add_gradient(it, _shape_back(it, "INTO", ("0", str(H)), Frame(0, H, W))))
+    back = _write_tiles(
+        _add_gradient(it, _write_shape_back(it, "INTO", ("0", str(H)), Frame(0, H, W)))
+    )
     return [f"if (deeper) {back}"] if it.deeper else []

@@ -53,7 +53,7 @@ def choose_block_size(rows: int, cols: int, machine: Processor) -> tuple[int, in
     )
 
 
-def each(blocks: Iterable[Block], variable: str, body: str) -> Iterator[str]:
+def write_loops(blocks: Iterable[Block], variable: str, body: str) -> Iterator[str]:
     """C loops over blocks; `body` may use the variable (where a block starts) and {size}."""
     for b in blocks:
         end = b.start + b.size * b.count

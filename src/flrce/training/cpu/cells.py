@@ -18,32 +18,32 @@ from torch.autograd.function import once_differentiable
 from flrce.core import c_compiler as build
 from flrce.core.c_compiler import KernelUnavailable, Processor
 from flrce.training.cpu.emit import define_interleaving
-from flrce.training.cpu.linear import product
+from flrce.training.cpu.linear import write_product
 
 HERE = Path(__file__).parent
 ALIGNED = 64  # bytes of the widest vector
 wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # inside vmap and its like
 
 
-def source(units: int, machine: Processor) -> str:
+def write_source(units: int, machine: Processor) -> str:
     """The C file of one width."""
     parts = [
         f"#define LANES {machine.lanes}\n#define CHANNELS 1\n#define H {units}",
         define_interleaving(machine.lanes),
     ]
     parts += [(HERE / "prelude.h").read_text()]
-    parts += [product("states", "forward", 3 * units, units, units, 1, machine)]
-    parts += [product("gates", "backward", units, 3 * units, 1, units, machine)]
+    parts += [write_product("states", "forward", 3 * units, units, units, 1, machine)]
+    parts += [write_product("gates", "backward", units, 3 * units, 1, units, machine)]
     return "\n".join([*parts, (HERE / "cells.h").read_text()])
 
 
 @lru_cache
 def load_library(units: int) -> tuple[Any, int]:
-    """(the functions of this width, samples in a vector); Unsupported says why there are none."""
+    """(the functions of this width, samples in a vector); KernelUnavailable says why there are none."""
     command, macros, machine = build.find_toolchain()
     try:
         code = ctypes.CDLL(
-            str(build.load_or_build_library(source(units, machine), command, macros))
+            str(build.load_or_build_library(write_source(units, machine), command, macros))
         )
     except OSError as why:
         raise KernelUnavailable(
@@ -113,7 +113,7 @@ class Gru(nn.GRU):
     """nn.GRU by compiled steps."""
 
     def forward(self, x: Any, given: Any = None) -> Any:
-        if given is not None or not self._plain(x):
+        if given is not None or not self._is_plain_call(x):
             return super().forward(x, given)
         n, (_, lanes) = x.shape[0 if self.batch_first else 1], load_library(self.hidden_size)
         now = x.permute(2, 1, 0) if self.batch_first else x.permute(2, 0, 1)  # (in, steps, samples)
@@ -132,7 +132,7 @@ class Gru(nn.GRU):
         out = now[..., :n].permute(2, 1, 0) if self.batch_first else now[..., :n].permute(1, 2, 0)
         return out, torch.stack(last)
 
-    def _plain(self, x: Any) -> bool:
+    def _is_plain_call(self, x: Any) -> bool:
         """Whether the compiled steps know this call."""
         if (
             not isinstance(x, Tensor)

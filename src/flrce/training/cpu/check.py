@@ -20,7 +20,7 @@ SAMPLES = 12
 NEAR = 0.03
 
 
-def differs(kernel: Kernel, net: nn.Module, shape: tuple[int, ...], classes: int) -> str:
+def find_difference(kernel: Kernel, net: nn.Module, shape: tuple[int, ...], classes: int) -> str:
     """Where kernel and module part on random samples: in training or in evaluation; "" where they
     do not.
     """
@@ -30,15 +30,17 @@ def differs(kernel: Kernel, net: nn.Module, shape: tuple[int, ...], classes: int
     w, g = pack_model(net), torch.zeros(make_layout(net).trainable)
     losses, judged = kernel.gradient(w.clone(), x, y, g), kernel.evaluate(w, x, y, 1.0, 0.0)[1]
 
-    def work() -> tuple[NDArray[np.float64], ...]:
+    def compute_by_module() -> tuple[NDArray[np.float64], ...]:
         return _by_module(net, x.double(), y)
 
     # beside a GPU a backward pass begins threads, after which no worker can be forked any more
     alone = torch.cuda.is_available() and parent_process() is None
-    trained, truth, evaluated = map(torch.from_numpy, run_in_child(work) if alone else work())
-    if not _close(losses, trained) or not (g - truth).norm() <= NEAR * truth.norm() + 1e-6:
+    trained, truth, evaluated = map(
+        torch.from_numpy, run_in_child(compute_by_module) if alone else compute_by_module()
+    )
+    if not _is_close(losses, trained) or not (g - truth).norm() <= NEAR * truth.norm() + 1e-6:
         return "training"
-    return "" if _close(judged, evaluated) else "evaluation"
+    return "" if _is_close(judged, evaluated) else "evaluation"
 
 
 def _by_module(net: nn.Module, x: Tensor, y: Tensor) -> tuple[NDArray[np.float64], ...]:
@@ -54,5 +56,5 @@ def _by_module(net: nn.Module, x: Tensor, y: Tensor) -> tuple[NDArray[np.float64
     return trained.detach().numpy(), truth.numpy(), evaluated.numpy()
 
 
-def _close(a: Tensor, b: Tensor) -> bool:
+def _is_close(a: Tensor, b: Tensor) -> bool:
     return torch.allclose(a.double(), b, rtol=1e-3, atol=1e-3)

@@ -6,14 +6,20 @@ from itertools import product
 from math import prod
 
 from flrce.core.c_compiler import Processor
-from flrce.training.cpu.blocks import Correlation, Product, choose_block_size, each, split_blocks
-from flrce.training.cpu.frames import Frame, axes
+from flrce.training.cpu.blocks import (
+    Correlation,
+    Product,
+    choose_block_size,
+    split_blocks,
+    write_loops,
+)
+from flrce.training.cpu.frames import Frame, get_axes
 from flrce.training.cpu.plan import Stage
 
 
 def gradient_frame(stage: Stage) -> Frame:
     """The output's gradient of one tile, padded so that the input's gradient needs no bounds."""
-    (top, bottom), (left, right) = (axis.reach for axis in axes(stage))
+    (top, bottom), (left, right) = (axis.reach for axis in get_axes(stage))
     C, H, W = stage.middle
     return Frame(C, top + H + bottom, left + W + right, top, left)
 
@@ -31,9 +37,9 @@ def row_group(stage: Stage) -> int:
     return min(rows, stage.middle[1])
 
 
-def forward(stage: Stage, s: int, machine: Processor, frame: Frame) -> str:
+def write_forward(stage: Stage, s: int, machine: Processor, frame: Frame) -> str:
     """product_s: y of one tile of this frame, with the sums BatchNorm needs."""
-    h, w = axes(stage)
+    h, w = get_axes(stage)
     C, H, W = stage.middle
     taps = [
         (i * frame.pitch + j, i * w.kernel + j) for i in range(h.kernel) for j in range(w.kernel)
@@ -63,7 +69,7 @@ def forward(stage: Stage, s: int, machine: Processor, frame: Frame) -> str:
         ).text()
         out = f"y + (c * {H} + h) * {W} + {w.live} + o"
         call = f"{name}({base} + o * {w.stride}, w + c * {weights}, {out}, start + c{sums});"
-        loops += each([r], "c", " ".join(each([c], "o", call)))
+        loops += write_loops([r], "c", " ".join(write_loops([c], "o", call)))
     body = "\n".join(loops) if w.dead > w.live else ""
     dead = (
         ""
@@ -82,11 +88,11 @@ def forward(stage: Stage, s: int, machine: Processor, frame: Frame) -> str:
     )
 
 
-def backward(stage: Stage, s: int, machine: Processor, adds: bool) -> str:
+def write_input_gradient(stage: Stage, s: int, machine: Processor, adds: bool) -> str:
     """dx_s: one tile's input gradient, gathered phase by phase where the stride skips; `adds`: to
     what is there.
     """
-    h, w = axes(stage)
+    h, w = get_axes(stage)
     C = stage.inside[0]
     frame, K = gradient_frame(stage), prod(stage.kernel)
     kernels: dict[str, str] = {}
@@ -126,7 +132,7 @@ def backward(stage: Stage, s: int, machine: Processor, adds: bool) -> str:
                     f"{name}(dy + h * {frame.pitch} + o, w + c * {K}, dx + (c * {h.size} + h *"
                     f" {h.stride} + {p}) * {w.size} + o * {w.stride} + {q});"
                 )
-                loops += each([r], "c", " ".join(each([c], "o", call)))
+                loops += write_loops([r], "c", " ".join(write_loops([c], "o", call)))
             loops += ["}"]
     return "\n".join(kernels.values()) + (
         f"\nstatic void dx_{s}(const vec *dy, const float *w, vec *dx) {{\n"
@@ -135,11 +141,11 @@ def backward(stage: Stage, s: int, machine: Processor, adds: bool) -> str:
     )
 
 
-def weights(stage: Stage, s: int, machine: Processor, frame: Frame, dy: Frame) -> str:
+def write_weight_gradient(stage: Stage, s: int, machine: Processor, frame: Frame, dy: Frame) -> str:
     """dw_s: adds output rows [from, to) of one tile to the weights' gradient; dy points at row
     `from`; `frame`: x's.
     """
-    h, w = axes(stage)
+    h, w = get_axes(stage)
     K, inputs = prod(stage.kernel), stage.inside[0]
     # of a 1 x 1 kernel, several inputs are taken together: their gradients lie side by side, as
     # other kernels' taps do
@@ -170,7 +176,7 @@ def weights(stage: Stage, s: int, machine: Processor, frame: Frame, dy: Frame) -
             sums = f"g + (c * {inputs} + i) * {K} + {at}"
             call = f"{name}(x + i * {frame.plane}, dy + c * {dy.plane}, {sums}, to - from);"
             more = f"i += {group}" if group > 1 else "i++"
-            loops += each([r], "c", f"for (int i = 0; i < {inputs}; {more}) {call}")
+            loops += write_loops([r], "c", f"for (int i = 0; i < {inputs}; {more}) {call}")
     return "\n".join(kernels.values()) + (
         f"\nstatic void dw_{s}(const vec *x, const vec *dy, vec *g, int from, int to) {{\nif (from"
         f" < {h.live}) {{ dy += ({h.live} - from) * {dy.pitch}; from = {h.live}; }}\nif (to >"

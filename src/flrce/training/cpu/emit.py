@@ -4,19 +4,19 @@ from pathlib import Path
 
 from flrce.core.c_compiler import Processor
 from flrce.training.cpu import backward, convolution, forward, linear
-from flrce.training.cpu.frames import Place, entry, places
-from flrce.training.cpu.joints import flows, frame
+from flrce.training.cpu.frames import Place, make_input_frame, place_tensors
+from flrce.training.cpu.joints import find_flows, plan_frame
 from flrce.training.cpu.plan import Plan
 from flrce.training.cpu.setting import Setting
 
 HERE = Path(__file__).parent
 
 
-def source(plan: Plan, machine: Processor) -> str:
+def write_source(plan: Plan, machine: Processor) -> str:
     """The whole C file, reproducible: its text is the key of the build cache."""
     linear = {stage.weight for stage in plan.stages if stage.op == "linear"}
-    where, floats = places(plan.layout.slots, linear, machine.lanes)
-    frames = [frame(plan.stages, s) for s in range(-1, len(plan.stages))]  # the samples' first
+    where, floats = place_tensors(plan.layout.slots, linear, machine.lanes)
+    frames = [plan_frame(plan.stages, s) for s in range(-1, len(plan.stages))]  # the samples' first
     settings = [
         Setting(
             s,
@@ -27,7 +27,7 @@ def source(plan: Plan, machine: Processor) -> str:
             where,
             machine,
         )
-        for s, (stage, back) in enumerate(zip(plan.stages, flows(plan.stages), strict=True))
+        for s, (stage, back) in enumerate(zip(plan.stages, find_flows(plan.stages), strict=True))
     ]
     widest = max(stage.middle[0] for stage in plan.stages)
     parts = [
@@ -37,27 +37,40 @@ def source(plan: Plan, machine: Processor) -> str:
     ]
     headers = ("prelude.h", "normal.h", "alone.h", *(("joined.h",) if plan.skips else ()))
     parts += [(HERE / name).read_text() for name in headers]
-    parts += [_workspace(settings, frames[-1].size, floats), _places(settings[0])]
+    parts += [_write_workspace(settings, frames[-1].size, floats), _write_places(settings[0])]
     parts += [
-        part for it in settings for part in (*_products(it), forward.text(it), backward.text(it))
+        part
+        for it in settings
+        for part in (*_write_products(it), forward.write_stage(it), backward.write_stage(it))
     ]
-    parts += [_slots(where), _step(settings, plan), (HERE / "driver.h").read_text()]
+    parts += [_write_slots(where), _write_step(settings, plan), (HERE / "driver.h").read_text()]
     return "\n".join(parts)
 
 
-def _products(it: Setting) -> list[str]:
+def _write_products(it: Setting) -> list[str]:
     stage, s, machine = it.stage, it.s, it.machine
     if stage.op == "conv":
         reads = it.origins[0]
         parts = [
-            convolution.forward(stage, s, machine, reads),
-            convolution.weights(stage, s, machine, reads, it.dy),
+            convolution.write_forward(stage, s, machine, reads),
+            convolution.write_weight_gradient(stage, s, machine, reads, it.dy),
         ]
-        return [*parts, convolution.backward(stage, s, machine, it.adds)] if it.deeper else parts
+        return (
+            [*parts, convolution.write_input_gradient(stage, s, machine, it.adds)]
+            if it.deeper
+            else parts
+        )
     if stage.op == "linear":
         place = it.places[stage.weight]
-        parts = [linear.forward(stage, s, machine, place), linear.weights(stage, s, machine, place)]
-        return [*parts, linear.backward(stage, s, machine, place, it.adds)] if it.deeper else parts
+        parts = [
+            linear.write_forward(stage, s, machine, place),
+            linear.write_weight_gradient(stage, s, machine, place),
+        ]
+        return (
+            [*parts, linear.write_input_gradient(stage, s, machine, place, it.adds)]
+            if it.deeper
+            else parts
+        )
     return []
 
 
@@ -70,7 +83,7 @@ def define_interleaving(lanes: int) -> str:
     return f"#define LOW {low}\n#define HIGH {high}\n#define SHUFFLES {lanes.bit_length() - 1}"
 
 
-def _workspace(settings: list[Setting], logits: int, floats: int) -> str:
+def _write_workspace(settings: list[Setting], logits: int, floats: int) -> str:
     """struct net and carve(): one block of memory, aligned parts; padding stays zero from the
     allocation on.
     """
@@ -126,10 +139,10 @@ static long carve(struct net *n, char *base, long tiles) {{
 """
 
 
-def _places(first: Setting) -> str:
+def _write_places(first: Setting) -> str:
     """place[i]: where value i of a sample goes in a tile."""
     C, H, W = first.stage.inside
-    frame = entry(first.stage)
+    frame = make_input_frame(first.stage)
     return f"""static int place[{C * H * W}];
 __attribute__((constructor)) static void fill_places(void) {{
     for (int i = 0; i < {C * H * W}; i++)
@@ -138,7 +151,7 @@ __attribute__((constructor)) static void fill_places(void) {{
 """
 
 
-def _slots(where: dict[str, Place]) -> str:
+def _write_slots(where: dict[str, Place]) -> str:
     rows = ",\n".join(
         f"    {{{p.slot.offset}, {p.inner}, {p.rows}, {p.cols}, {p.pitch},"
         f" {int(p.slot.trainable)}}}"
@@ -151,7 +164,7 @@ def _slots(where: dict[str, Place]) -> str:
     )
 
 
-def _step(settings: list[Setting], plan: Plan) -> str:
+def _write_step(settings: list[Setting], plan: Plan) -> str:
     """forward, backward and what a run starts with."""
     last = len(settings) - 1
     begin: list[str] = []

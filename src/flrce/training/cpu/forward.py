@@ -2,7 +2,7 @@
 next input.
 """
 
-from flrce.training.cpu.frames import axes
+from flrce.training.cpu.frames import get_axes
 from flrce.training.cpu.plan import Norm
 from flrce.training.cpu.setting import Setting
 
@@ -10,19 +10,24 @@ CLEAR = """memset(c->first, 0, sizeof c->first + sizeof c->second);
     memset(c->sum, 0, sizeof c->sum + sizeof c->square);"""
 
 
-def text(it: Setting) -> str:
+def write_stage(it: Setting) -> str:
     """forward_s(n, b, train): with batch statistics if train, else with running ones."""
-    alone = {"pool": _pool, "average": _average, "group": _group, "sum": _sum}
+    alone = {
+        "pool": _write_pool,
+        "average": _write_average,
+        "group": _write_group,
+        "sum": _write_sum,
+    }
     op = it.stage.op
-    body = alone[op](it) if op in alone else _stage(it)
-    return f"""{"" if op in alone or it.direct else _shape(it)}
+    body = alone[op](it) if op in alone else _write_product_stage(it)
+    return f"""{"" if op in alone or it.direct else _write_shape(it)}
 static void forward_{it.s}(struct net *n, const struct batch *b, int train) {{
     {body}
 }}
 """
 
 
-def _pool(it: Setting) -> str:
+def _write_pool(it: Setting) -> str:
     stage = it.stage
     sizes = (
         *stage.inside,
@@ -38,7 +43,7 @@ def _pool(it: Setting) -> str:
     }}"""
 
 
-def _average(it: Setting) -> str:
+def _write_average(it: Setting) -> str:
     stage = it.stage
     sizes = (*stage.inside, *stage.kernel, *stage.stride, *stage.out[1:], *it.extent)
     return f"""for (long t = 0; t < b->tiles; t++) {{
@@ -47,7 +52,7 @@ def _average(it: Setting) -> str:
     }}"""
 
 
-def _group(it: Setting) -> str:
+def _write_group(it: Setting) -> str:
     """Each sample by its own statistics, so training and evaluation do the same."""
     stage, group = it.stage, it.group
     how = f"{it.at(group.gamma)}, {it.at(group.beta)}, {group.eps}f, {stage.act}"
@@ -58,7 +63,7 @@ def _group(it: Setting) -> str:
     }}"""
 
 
-def _sum(it: Setting) -> str:
+def _write_sum(it: Setting) -> str:
     a, b = [*it.terms(), ("0", 0, 0)][:2]
     sizes = ", ".join(map(str, (it.stage.act, *it.stage.inside, *a[1:], *b[1:], *it.extent)))
     return f"""for (long t = 0; t < b->tiles; t++) {{
@@ -67,7 +72,7 @@ def _sum(it: Setting) -> str:
     }}"""
 
 
-def _shape(it: Setting) -> str:
+def _write_shape(it: Setting) -> str:
     """shape_s: BatchNorm, activation, pooling of tile t into the next stage's input."""
     sizes = ", ".join(map(str, (*it.stage.middle, *it.stage.pool, *it.extent)))
     best = f"n->best{it.s} + (train ? t : 0) * {it.out}" if it.has_pool else "0"
@@ -77,12 +82,14 @@ KERNEL void shape_{it.s}(struct net *n, const vec *y, long t, int train) {{
 }}"""
 
 
-def _stage(it: Setting) -> str:
+def _write_product_stage(it: Setting) -> str:
     norm, C = it.stage.norm, it.stage.middle[0]
-    frozen = f"if (!train) norm_frozen(c, {C}, {_tensors(it, norm)}, {norm.eps}f);" if norm else ""
+    frozen = (
+        f"if (!train) norm_frozen(c, {C}, {_write_tensors(it, norm)}, {norm.eps}f);" if norm else ""
+    )
     parts = [f"struct channel *c = n->c{it.s};", frozen]
-    parts += [_conv(it)] if it.stage.op == "conv" else [_whole(it)]
-    parts += [_statistics(it, norm)] if norm else []
+    parts += [_write_conv(it)] if it.stage.op == "conv" else [_write_whole(it)]
+    parts += [_write_statistics(it, norm)] if norm else []
     if it.stage.op != "conv" or norm:
         when = "if (train) " if it.stage.op == "conv" else ""
         # the last tile first, as in other second passes: it is still in cache
@@ -93,16 +100,16 @@ def _stage(it: Setting) -> str:
     return "\n    ".join(part for part in parts if part)
 
 
-def _tensors(it: Setting, norm: Norm) -> str:
+def _write_tensors(it: Setting, norm: Norm) -> str:
     return ", ".join(it.at(name) for name in (norm.gamma, norm.beta, norm.mean, norm.var))
 
 
-def _starts(it: Setting) -> str:
+def _write_starts(it: Setting) -> str:
     bias = f"{it.at(it.stage.bias)}[i]" if it.stage.bias else "0"
     return f"for (int i = 0; i < {it.stage.middle[0]}; i++) c->start[i] = {bias};"
 
 
-def _conv(it: Setting) -> str:
+def _write_conv(it: Setting) -> str:
     """Tile by tile; what needs no batch statistics is shaped at once, and y then kept only to
     train.
     """
@@ -111,7 +118,7 @@ def _conv(it: Setting) -> str:
     tile = "t" if it.direct else "(train ? t : 0)"
     if stage.norm:  # training, the sums start around the last batch's mean instead of the bias
         after = f"if (train) norm_collect(c, {stage.middle[0]}, filled(b, t)); else {after}"
-    return f"""{"if (!train) " if stage.norm else ""}{_starts(it)}
+    return f"""{"if (!train) " if stage.norm else ""}{_write_starts(it)}
     {CLEAR if stage.norm else ""}
     for (long t = 0; t < b->tiles; t++) {{
         vec *y = {it.y} + {tile} * {it.middle};
@@ -121,22 +128,22 @@ def _conv(it: Setting) -> str:
     }}"""
 
 
-def _whole(it: Setting) -> str:
+def _write_whole(it: Setting) -> str:
     """A linear layer, or none: all tiles at once."""
     load = f"for (long t = 0; t < b->tiles; t++) {it.load}" if it.s == 0 else ""
     if it.stage.op != "linear":
         return load
     product = f"product_{it.s}({it.all}, {it.at(it.stage.weight)}, c->start, n->y{it.s}, b->tiles);"
-    return "\n    ".join([load, _starts(it), product])
+    return "\n    ".join([load, _write_starts(it), product])
 
 
-def _statistics(it: Setting, norm: Norm) -> str:
+def _write_statistics(it: Setting, norm: Norm) -> str:
     """The batch's mean and variance, from the convolution's own sums or by two passes over y."""
     C, H, W = it.stage.middle
     count = f"(double)b->size * {H * W}"
     measure, offset, moved = f"norm_measure(c, b, {it.y}, {C}, {H * W});", "0", ""
     if it.stage.op == "conv":
-        h, w = axes(it.stage)
+        h, w = get_axes(it.stage)
         dead = H * W - (h.dead - h.live) * (w.dead - w.live)
         bias = f"{it.at(it.stage.bias)}[i]" if it.stage.bias else "0"
         measure = f"""for (int i = 0; i < {C}; i++) c->level[i] = {bias} - c->start[i];
@@ -144,6 +151,6 @@ def _statistics(it: Setting, norm: Norm) -> str:
         offset, moved = "c->level", f"for (int i = 0; i < {C}; i++) c->start[i] -= c->mean[i];"
     return f"""if (train) {{
         {measure}
-        norm_apply(c, {C}, {count}, {_tensors(it, norm)}, {offset}, {norm.eps}f, {norm.momentum}f);
+        norm_apply(c, {C}, {count}, {_write_tensors(it, norm)}, {offset}, {norm.eps}f, {norm.momentum}f);
         {moved}
     }}"""

@@ -31,7 +31,7 @@ class Frame:
         return self.top * self.pitch + self.left
 
 
-def tight(shape: Shape) -> Frame:
+def make_tight_frame(shape: Shape) -> Frame:
     """No padding: what flattening reads in order."""
     return Frame(*shape)
 
@@ -92,7 +92,7 @@ class Axis:
         return out * self.stride - self.padding + self.before
 
 
-def axes(stage: Stage) -> tuple[Axis, Axis]:
+def get_axes(stage: Stage) -> tuple[Axis, Axis]:
     """A convolution's rows and columns."""
     h, w = (
         Axis(
@@ -107,11 +107,11 @@ def axes(stage: Stage) -> tuple[Axis, Axis]:
     return h, w
 
 
-def entry(stage: Stage) -> Frame:
+def make_input_frame(stage: Stage) -> Frame:
     """The frame of a stage's input."""
     if stage.op != "conv":
-        return tight(stage.inside)
-    h, w = axes(stage)
+        return make_tight_frame(stage.inside)
+    h, w = get_axes(stage)
     return Frame(
         stage.inside[0],
         h.before + h.size + h.after,
@@ -132,7 +132,7 @@ class Place:
     pitch: int
 
 
-def places(
+def place_tensors(
     slots: tuple[TensorSlot, ...], linear: set[str], lanes: int
 ) -> tuple[dict[str, Place], int]:
     """Every tensor padded to whole vectors, linear weights row by row; and the floats needed in

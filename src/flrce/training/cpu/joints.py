@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from flrce.models.graph import INPUT_NODE
-from flrce.training.cpu.frames import Frame, entry, tight
+from flrce.training.cpu.frames import Frame, make_input_frame, make_tight_frame
 from flrce.training.cpu.plan import Shape, Stage
 
 
@@ -20,13 +20,13 @@ def untangle_stages(stages: list[Stage], shape: Shape) -> tuple[Stage, ...]:
     s = 0
     while s < len(stages):
         readers = [stage for stage in stages if s in stage.sources]
-        plain = [stage for stage in readers if not _flexible(stage, stages[s])]
+        plain = [stage for stage in readers if not _reads_padding(stage, stages[s])]
         if plain and any(_has_padding(stage) for stage in readers):
             out = stages[s].out
             copy = Stage("sum", stages[s].index, (s,), out, out, out)
             moved = [_renumber_sources(stage, s + 1, 1) for stage in stages[s + 1 :]]
             moved = [
-                _change_source(stage, s, s + 1) if not _flexible(stage, stages[s]) else stage
+                _change_source(stage, s, s + 1) if not _reads_padding(stage, stages[s]) else stage
                 for stage in moved
             ]
             stages = [*stages[: s + 1], copy, *moved]
@@ -48,23 +48,23 @@ def _change_source(stage: Stage, old: int, new: int) -> Stage:
     return replace(stage, sources=tuple(new if v == old else v for v in stage.sources))
 
 
-def _flexible(reader: Stage, source: Stage) -> bool:
+def _reads_padding(reader: Stage, source: Stage) -> bool:
     """Whether it can read planes that are padded."""
     return reader.op in ("conv", "sum") and reader.inside == source.out
 
 
 def _has_padding(stage: Stage) -> bool:
-    return stage.op == "conv" and entry(stage) != tight(stage.inside)
+    return stage.op == "conv" and make_input_frame(stage) != make_tight_frame(stage.inside)
 
 
-def frame(stages: tuple[Stage, ...], s: int) -> Frame:
+def plan_frame(stages: tuple[Stage, ...], s: int) -> Frame:
     """Where stage s puts its output: as its reader wants it, or with padding enough for all of
     them.
     """
-    readers = [entry(stage) for stage in stages if s in stage.sources]
+    readers = [make_input_frame(stage) for stage in stages if s in stage.sources]
     if s != INPUT_NODE and len(readers) != 1:
         shape = stages[s].out
-        readers = [one for one in readers if one.channels == shape[0]] or [tight(shape)]
+        readers = [one for one in readers if one.channels == shape[0]] or [make_tight_frame(shape)]
     C = readers[0].channels
     top, left = max(one.top for one in readers), max(one.left for one in readers)
     rows = top + max(one.rows - one.top for one in readers)
@@ -84,7 +84,7 @@ class Flow:
     below: int  # the largest index of the stages up there that learn; -1: none
 
 
-def flows(stages: tuple[Stage, ...]) -> list[tuple[Flow, ...]]:
+def find_flows(stages: tuple[Stage, ...]) -> list[tuple[Flow, ...]]:
     """Of every stage, in the order of its sources."""
     highest: list[int] = []  # of each stage and those it depends on, the largest index that learns
     found = []

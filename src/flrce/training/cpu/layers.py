@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 Place = ctypes.c_long * 3
 
 
-def source(machine: Processor) -> str:
+def write_source(machine: Processor) -> str:
     """The C file."""
     # two vectors of sums each, beside two of inputs and one weight
     rows = (machine.registers - 4) // 2
@@ -46,10 +46,10 @@ def source(machine: Processor) -> str:
 
 @lru_cache
 def load_library() -> tuple[Any, int]:
-    """(the functions, floats in a vector); Unsupported says why there are none."""
+    """(the functions, floats in a vector); KernelUnavailable says why there are none."""
     command, macros, machine = build.find_toolchain()
     try:
-        code = ctypes.CDLL(str(build.load_or_build_library(source(machine), command, macros)))
+        code = ctypes.CDLL(str(build.load_or_build_library(write_source(machine), command, macros)))
     except OSError as why:
         raise KernelUnavailable(
             f"the compiled layers do not load ({why}); set FLRCE_CACHE to another folder"
@@ -66,7 +66,9 @@ def load_library() -> tuple[Any, int]:
     return code, machine.lanes
 
 
-def product(a: Tensor, b: Tensor, start: Tensor | None = None, shape: Sequence[int] = ()) -> Tensor:
+def multiply(
+    a: Tensor, b: Tensor, start: Tensor | None = None, shape: Sequence[int] = ()
+) -> Tensor:
     """start + a b, of a (m, k) whose rows or columns are contiguous and b (k, n); k above 0.
     `shape`: instead of m.
     """
@@ -96,22 +98,22 @@ class Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, w, b)
-        return product(_rows(x), w.T, None if b is None else b.contiguous(), x.shape[:-1])
+        return multiply(_flatten_rows(x), w.T, None if b is None else b.contiguous(), x.shape[:-1])
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, w, b = ctx.saved_tensors
         if torch.is_grad_enabled():
             return _differentiate_by_torch(F.linear, (x, w, b), dy)
-        wants, given = ctx.needs_input_grad, _rows(x)
-        rows, few = _find_live_rows(_rows(dy))
+        wants, given = ctx.needs_input_grad, _flatten_rows(x)
+        rows, few = _find_live_rows(_flatten_rows(dy))
         dx = dw = None
         if wants[0]:
-            found = product(rows, w)
+            found = multiply(rows, w)
             dx = found if few is None else torch.zeros_like(given).index_copy_(0, few, found)
             dx = dx.view(x.shape)
         if wants[1]:
-            dw = product(rows.T, given if few is None else given.index_select(0, few))
+            dw = multiply(rows.T, given if few is None else given.index_select(0, few))
         return dx, dw, _sum_rows(rows) if wants[2] else None
 
 
@@ -132,7 +134,7 @@ def _sum_rows(rows: Tensor) -> Tensor:
     return to
 
 
-def _rows(x: Tensor) -> Tensor:
+def _flatten_rows(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1]).contiguous()
 
 
@@ -155,7 +157,7 @@ class Gelu(torch.autograd.Function):
         return (dx,)
 
 
-def _places(*tensors: Tensor) -> Any:
+def _list_strides(*tensors: Tensor) -> Any:
     """Strides of sample, head and token, one tensor's after the other."""
     return (Place * len(tensors))(*(Place(*x.stride()[:3]) for x in tensors))
 
@@ -176,7 +178,7 @@ class Attention(torch.autograd.Function):
         keep: bool,
     ) -> Tensor:
         given = (q, k, v)
-        q, k, v = _three(q, k, v)
+        q, k, v = _split_projections(q, k, v)
         (N, H, L, D), S = q.shape, k.shape[2]
         code, lanes = load_library()
         # as layers behind it want it
@@ -184,7 +186,7 @@ class Attention(torch.autograd.Function):
         shares = q.new_empty(N * H if keep else 1, S, -(-L // lanes) * lanes)
         tensors, size = (q, k, v, out, shares), (ctypes.c_long * 6)(N, H, L, S, D, shares.shape[-1])
         code.attend(
-            *(x.data_ptr() for x in tensors), _places(q, k, v, out), size, scale, causal, keep
+            *(x.data_ptr() for x in tensors), _list_strides(q, k, v, out), size, scale, causal, keep
         )
         ctx.save_for_backward(*given, shares)
         ctx.scale, ctx.causal = scale, causal
@@ -196,14 +198,14 @@ class Attention(torch.autograd.Function):
         if torch.is_grad_enabled():
             return (
                 *_differentiate_by_torch(
-                    partial(_attention, causal=ctx.causal, scale=ctx.scale), given, dout
+                    partial(_attend_by_torch, causal=ctx.causal, scale=ctx.scale), given, dout
                 ),
                 None,
                 None,
                 None,
             )
-        grads = [None if x is None else _like(x) for x in given]
-        (q, k, v), (dq, dk, dv) = _three(*given), _three(*grads)
+        grads = [None if x is None else _allocate_gradient(x) for x in given]
+        (q, k, v), (dq, dk, dv) = _split_projections(*given), _split_projections(*grads)
         (N, H, L, D), S = q.shape, k.shape[2]
         dout = dout if dout.stride(-1) == 1 else dout.contiguous()
         size, work = (
@@ -212,7 +214,7 @@ class Attention(torch.autograd.Function):
         )
         tensors, places = (
             (q, k, v, dout, shares, dq, dk, dv, work),
-            _places(q, k, v, dout, dq, dk, dv),
+            _list_strides(q, k, v, dout, dq, dk, dv),
         )
         load_library()[0].attend_back(
             *(x.data_ptr() for x in tensors), places, size, ctx.scale, ctx.causal
@@ -220,16 +222,20 @@ class Attention(torch.autograd.Function):
         return *grads, None, None, None
 
 
-def _like(x: Tensor) -> Tensor:
+def _allocate_gradient(x: Tensor) -> Tensor:
     """Memory for a gradient, laid out as x where that has each number once."""
     found = torch.empty_like(x)
     return found if found.stride(-1) == 1 else x.new_empty(x.shape)
 
 
-def _three(q: Any, k: Any, v: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _split_projections(q: Any, k: Any, v: Any) -> tuple[Tensor, Tensor, Tensor]:
     return (q, k, v) if k is not None else q.unbind(0)
 
 
-def _attention(q: Tensor, k: Tensor | None, v: Tensor | None, causal: bool, scale: float) -> Tensor:
+def _attend_by_torch(
+    q: Tensor, k: Tensor | None, v: Tensor | None, causal: bool, scale: float
+) -> Tensor:
     """By torch."""
-    return F.scaled_dot_product_attention(*_three(q, k, v), is_causal=causal, scale=scale)
+    return F.scaled_dot_product_attention(
+        *_split_projections(q, k, v), is_causal=causal, scale=scale
+    )

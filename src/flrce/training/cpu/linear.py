@@ -3,7 +3,7 @@ columns.
 """
 
 from flrce.core.c_compiler import Processor
-from flrce.training.cpu.blocks import Outer, Product, each, split_blocks
+from flrce.training.cpu.blocks import Outer, Product, split_blocks, write_loops
 from flrce.training.cpu.frames import Place
 from flrce.training.cpu.plan import Stage
 
@@ -13,7 +13,7 @@ def _rows(n: int, tiles: int, machine: Processor) -> int:
     return max(1, (machine.registers - 4) // tiles - (0 if tiles > 1 else 4))
 
 
-def product(
+def write_product(
     name: str,
     call: str,
     outputs: int,
@@ -50,7 +50,7 @@ def product(
             f"{name}_{{size}}x{tiles}(x + t * {depth}, w + c * {w_row}, y + t * {outputs} +"
             f" c{start});"
         )
-        loops += [f"{loop} {{", *each(blocks, "c", text), "}"]
+        loops += [f"{loop} {{", *write_loops(blocks, "c", text), "}"]
     start = ", const float *start" if call == "forward" else ""
     return "\n".join(kernels.values()) + (
         f"\nstatic void {name}(const vec *x, const float *w{start}, vec *y, long tiles) {{\nlong t"
@@ -58,19 +58,21 @@ def product(
     )
 
 
-def forward(stage: Stage, s: int, machine: Processor, place: Place) -> str:
+def write_forward(stage: Stage, s: int, machine: Processor, place: Place) -> str:
     """product_s: y of all tiles."""
-    return product(f"product_{s}", "forward", stage.middle[0], place.cols, place.pitch, 1, machine)
+    return write_product(
+        f"product_{s}", "forward", stage.middle[0], place.cols, place.pitch, 1, machine
+    )
 
 
-def backward(stage: Stage, s: int, machine: Processor, place: Place, adds: bool) -> str:
+def write_input_gradient(stage: Stage, s: int, machine: Processor, place: Place, adds: bool) -> str:
     """dx_s: the inputs' gradient of all tiles; `adds`: to what is there."""
-    return product(
+    return write_product(
         f"dx_{s}", "backward", place.cols, stage.middle[0], 1, place.pitch, machine, adds
     )
 
 
-def weights(stage: Stage, s: int, machine: Processor, place: Place) -> str:
+def write_weight_gradient(stage: Stage, s: int, machine: Processor, place: Place) -> str:
     """dw_s: the weights' gradient and SGD step. Inputs are turned to [strip of two vectors][sample]
     once, so that the products run along a row of w and the step is taken while the sums are in
     registers.
@@ -97,7 +99,7 @@ static void dw_{s}(const vec *x, const float *dy, float *w, const float *origin,
                 int at = (2 * s + half) * LANES;
                 turn(x + t * {place.cols} + at, {place.cols} - at, strip + t * LANES * 2 + half, 2);
             }}
-        {" ".join(each(blocks, "c", call))}
+        {" ".join(write_loops(blocks, "c", call))}
     }}
 }}
 """

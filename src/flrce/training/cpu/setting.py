@@ -5,7 +5,7 @@ from math import prod
 
 from flrce.core.c_compiler import Processor
 from flrce.training.cpu import convolution
-from flrce.training.cpu.frames import Frame, Place, entry, tight
+from flrce.training.cpu.frames import Frame, Place, make_input_frame, make_tight_frame
 from flrce.training.cpu.joints import Flow
 from flrce.training.cpu.plan import Group, Stage
 
@@ -71,7 +71,7 @@ class Setting:
         """
         stage = self.stage
         bare = stage.op == "conv" and not stage.norm and stage.act == "PLAIN" and not self.has_pool
-        return bare and self.target == tight(stage.out)
+        return bare and self.target == make_tight_frame(stage.out)
 
     @property
     def dy(self) -> Frame:
@@ -114,7 +114,7 @@ class Setting:
         once = self.s == 0 and self.stage.op == "conv"
         if once:
             return f"n->in{self.s}"
-        own, there = entry(self.stage), self.origins[0]
+        own, there = make_input_frame(self.stage), self.origins[0]
         skipped = (
             there.origin - (own.top * there.pitch + own.left) if self.stage.op == "conv" else 0
         )

@@ -19,11 +19,12 @@ from flrce.training.cpu.plan import Group, Norm, Plan, Shape, Stage
 
 AFTER = frozenset({"batchnorm", "relu", "tanh", "maxpool"})
 ACTS = frozenset({"relu", "tanh"})
-WEIGHTS = 300_000  # the most in one convolution of a residual network: see _narrow
+# the most in one convolution of a residual network: see _refuse_wide_convolutions
+MAX_CONVOLUTION_WEIGHTS = 300_000
 
 
-def plan(net: nn.Module, shape: tuple[int, ...]) -> Plan:
-    """The stages of this net for samples of this shape; Unsupported with the reason if it is beyond
+def plan_stages(net: nn.Module, shape: tuple[int, ...]) -> Plan:
+    """The stages of this net for samples of this shape; KernelUnavailable with the reason if it is beyond
     the kernels.
     """
     if isinstance(net, ChainDeclaringNetwork) and not net.chained:
@@ -48,34 +49,34 @@ def plan(net: nn.Module, shape: tuple[int, ...]) -> Plan:
             "the net computes more than it gives, or gives more than one tensor"
         )
     if any(node.layer.kind == "add" for node in found.nodes):
-        _narrow(where)
-    stages = _Fused({s.name for s in where.slots}, found, used, _volume(shape)).stages
+        _refuse_wide_convolutions(where)
+    stages = _Fused({s.name for s in where.slots}, found, used, _to_planes(shape)).stages
     last = found.nodes[-1].layer.out
     if len(last) != 1:
         raise KernelUnavailable(f"the net ends in shape {last}, not in one row of logits")
     skips = any(stage.op == "sum" for stage in stages)
     return Plan(
-        untangle_stages(stages, _volume(shape)), where, last[0], 1 if skips else len(trained)
+        untangle_stages(stages, _to_planes(shape)), where, last[0], 1 if skips else len(trained)
     )
 
 
-def _narrow(where: ModelLayout) -> None:
-    """Unsupported where torch's convolutions are faster: a weight's gradient is a whole vector
-    here, and past WEIGHTS of them a convolution's no longer stay in the cache.
+def _refuse_wide_convolutions(where: ModelLayout) -> None:
+    """KernelUnavailable where torch's convolutions are faster: a weight's gradient is a whole vector
+    here, and past MAX_CONVOLUTION_WEIGHTS of them a convolution's no longer stay in the cache.
 
     Torch's CPU seconds over the kernels' on residual networks, batch 32, planes of 32 x 32,
     AVX-512: 1.58 with at most 36,864 weights (ResNet-8), 1.34 with 147,456, 1.05 with 589,824, 0.97
     with 2,359,296 (ResNet-18).
     """
     for slot in where.slots:
-        if len(slot.shape) > 2 and slot.size > WEIGHTS:
+        if len(slot.shape) > 2 and slot.size > MAX_CONVOLUTION_WEIGHTS:
             raise KernelUnavailable(
-                f"{slot.name!r} has {slot.size:,} weights; with more than {WEIGHTS:,} torch is"
+                f"{slot.name!r} has {slot.size:,} weights; with more than {MAX_CONVOLUTION_WEIGHTS:,} torch is"
                 " faster"
             )
 
 
-def _volume(shape: tuple[int, ...]) -> Shape:
+def _to_planes(shape: tuple[int, ...]) -> Shape:
     if len(shape) == 3:
         return (shape[0], shape[1], shape[2])
     if len(shape) == 2:
@@ -99,17 +100,19 @@ class _Fused:
         self.index = -1
         self.made = {INPUT_NODE: (INPUT_NODE, shape)}  # a layer's stage, and its shape
         for i, node in enumerate(found.nodes):
-            ready = self.open if self._last(node.sources[0]) else frozenset[str]()
-            self._add(node.layer, [self.made[source] for source in node.sources], ready)
+            ready = self.open if self._ends_last_stage(node.sources[0]) else frozenset[str]()
+            self._add_layer(node.layer, [self.made[source] for source in node.sources], ready)
             passed = node.layer.kind in ("dropout", "flatten")
             stage = self.made[node.sources[0]][0] if passed else len(self.stages) - 1
-            self.made[i] = (stage, _volume(node.layer.out))
+            self.made[i] = (stage, _to_planes(node.layer.out))
 
-    def _last(self, source: int) -> bool:
+    def _ends_last_stage(self, source: int) -> bool:
         """Whether a layer is the end of the last stage, and nobody else reads it."""
         return self.made[source][0] == len(self.stages) - 1 and self.used[source] == 1
 
-    def _add(self, layer: LayerSpec, fed: list[tuple[int, Shape]], ready: frozenset[str]) -> None:
+    def _add_layer(
+        self, layer: LayerSpec, fed: list[tuple[int, Shape]], ready: frozenset[str]
+    ) -> None:
         """The stages with one more layer; `ready`: what its source may still take."""
         source, now = fed[0]
         index = 0 if self.skips else max(self.index, 0)
@@ -118,48 +121,50 @@ class _Fused:
                 raise KernelUnavailable(f"Dropout at {layer.name!r} with p = {layer['p']}")
             self.open = ready
         elif layer.kind == "flatten":
-            self.open = ready & ACTS if _volume(layer.out) != now else ready
+            self.open = ready & ACTS if _to_planes(layer.out) != now else ready
         elif layer.kind in ("conv", "linear"):
             self.index += 1
             index = 0 if self.skips else self.index
-            self._stage(_product(layer, index, source, now, self.names), AFTER)
+            self._open_stage(_make_product_stage(layer, index, source, now, self.names), AFTER)
         elif layer.kind == "groupnorm":
-            self._stage(
-                Stage("group", index, (source,), now, now, now, group=_group(layer, self.names)),
+            self._open_stage(
+                Stage(
+                    "group", index, (source,), now, now, now, group=_read_group(layer, self.names)
+                ),
                 ACTS,
             )
         elif layer.kind == "add":
-            self._stage(Stage("sum", index, tuple(one for one, _ in fed), now, now, now), ACTS)
+            self._open_stage(Stage("sum", index, tuple(one for one, _ in fed), now, now, now), ACTS)
         elif layer.kind == "avgpool":
-            out, how = _volume(layer.out), {"kernel": layer["kernel"], "stride": layer["stride"]}
-            self._stage(Stage("average", index, (source,), now, now, out, **how), frozenset())
+            out, how = _to_planes(layer.out), {"kernel": layer["kernel"], "stride": layer["stride"]}
+            self._open_stage(Stage("average", index, (source,), now, now, out, **how), frozenset())
         else:
             tiled = layer.kind != "maxpool" or _is_tiled(layer)
             if layer.kind not in ready or not tiled:
-                self._stage(
+                self._open_stage(
                     Stage("none" if tiled else "pool", index, (source,), now, now, now), AFTER
                 )
                 self.open = AFTER if tiled else frozenset()
-            self.stages[-1], self.open = _take(self.stages[-1], layer, self.open, self.names)
+            self.stages[-1], self.open = _merge_layer(self.stages[-1], layer, self.open, self.names)
 
-    def _stage(self, stage: Stage, open_: frozenset[str]) -> None:
+    def _open_stage(self, stage: Stage, open_: frozenset[str]) -> None:
         self.stages.append(stage)
         self.open = open_
 
 
-def _take(
+def _merge_layer(
     stage: Stage, layer: LayerSpec, open_: frozenset[str], names: set[str]
 ) -> tuple[Stage, frozenset[str]]:
     """The stage with one more layer in it, and what may follow: activation and pooling commute,
     both being monotone.
     """
     if layer.kind == "batchnorm":
-        return replace(stage, norm=_norm(layer, names)), open_ - {"batchnorm"}
+        return replace(stage, norm=_read_norm(layer, names)), open_ - {"batchnorm"}
     if layer.kind in ("relu", "tanh"):
         return replace(stage, act=layer.kind.upper()), open_ - {"batchnorm", "relu", "tanh"}
     if layer["dilation"] != (1, 1):
         raise KernelUnavailable(f"max-pooling with dilation {layer['dilation']}")
-    out = _volume(layer.out)
+    out = _to_planes(layer.out)
     if stage.op == "pool":
         return (
             replace(
@@ -176,7 +181,7 @@ def _take(
 
 def _is_tiled(layer: LayerSpec) -> bool:
     """Whether pooling windows tile the plane without overlap, padding or a partial last window."""
-    kernel, before, after = layer["kernel"], _volume(layer.inside)[1:], _volume(layer.out)[1:]
+    kernel, before, after = layer["kernel"], _to_planes(layer.inside)[1:], _to_planes(layer.out)[1:]
     return bool(
         kernel == layer["stride"]
         and layer["padding"] == (0, 0)
@@ -184,12 +189,14 @@ def _is_tiled(layer: LayerSpec) -> bool:
     )
 
 
-def _product(layer: LayerSpec, index: int, source: int, inside: Shape, names: set[str]) -> Stage:
+def _make_product_stage(
+    layer: LayerSpec, index: int, source: int, inside: Shape, names: set[str]
+) -> Stage:
     options: dict[str, Any] = dict(layer.options)
     weight, bias = f"{layer.name}.weight", f"{layer.name}.bias" if options["bias"] else ""
     if not {weight, bias} <= names | {""}:
         raise KernelUnavailable(f"{layer.name!r} shares its tensors with another layer")
-    out = _volume(layer.out)
+    out = _to_planes(layer.out)
     if layer.kind == "linear":
         if len(layer.inside) != 1:
             raise KernelUnavailable(
@@ -205,7 +212,7 @@ def _product(layer: LayerSpec, index: int, source: int, inside: Shape, names: se
     return Stage("conv", index, (source,), inside, out, out, weight=weight, bias=bias, **how)
 
 
-def _norm(layer: LayerSpec, names: set[str]) -> Norm:
+def _read_norm(layer: LayerSpec, names: set[str]) -> Norm:
     if not layer["running"] or layer["momentum"] is None:
         raise KernelUnavailable(
             f"BatchNorm at {layer.name!r} without running statistics or momentum"
@@ -219,7 +226,7 @@ def _norm(layer: LayerSpec, names: set[str]) -> Norm:
     return Norm(gamma, beta, mean, var, layer["eps"], layer["momentum"])
 
 
-def _group(layer: LayerSpec, names: set[str]) -> Group:
+def _read_group(layer: LayerSpec, names: set[str]) -> Group:
     gamma = f"{layer.name}.weight" if layer["weight"] else ""
     beta = f"{layer.name}.bias" if layer["bias"] else ""
     if not {gamma, beta} <= names | {""}:

@@ -22,7 +22,7 @@ PAGE = 1 << 21
 P, L, F, I = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_int
 
 
-def _zeros(size: int) -> NDArray[np.uint8]:
+def _allocate_zeros(size: int) -> NDArray[np.uint8]:
     """At least `size` bytes of zeros from the next page boundary on, in large pages where the
     system has them.
     """
@@ -77,7 +77,7 @@ class Kernel:
         w = w.clone()
         losses, squares = torch.empty(len(sizes)), torch.empty(len(sizes))
         if len(sizes):
-            with self._workspace(-(-int(sizes.max()) // self._lanes)) as (tiles, memory):
+            with self._borrow_workspace(-(-int(sizes.max()) // self._lanes)) as (tiles, memory):
                 self._code.train(
                     memory,
                     tiles,
@@ -111,7 +111,7 @@ class Kernel:
             raise BadInput("w and g must be contiguous float32: they are written to")
         self._check_sizes(np.array([len(x)]), first)
         losses = torch.empty(len(x))
-        with self._workspace(-(-len(x) // self._lanes)) as (tiles, memory):
+        with self._borrow_workspace(-(-len(x) // self._lanes)) as (tiles, memory):
             self._code.gradient(
                 memory,
                 tiles,
@@ -137,7 +137,7 @@ class Kernel:
         w, x, y = self._validate_tensors(w, x, y)
         correct, loss = torch.empty(len(x), dtype=torch.bool), torch.empty(len(x))
         tiles = min(EVALUATE_TILES, max(1, -(-len(x) // self._lanes)))
-        with self._workspace(tiles) as (tiles, memory):
+        with self._borrow_workspace(tiles) as (tiles, memory):
             self._code.evaluate(
                 memory,
                 tiles,
@@ -155,13 +155,13 @@ class Kernel:
         return correct, loss
 
     @contextmanager
-    def _workspace(self, tiles: int) -> Iterator[tuple[int, int]]:
+    def _borrow_workspace(self, tiles: int) -> Iterator[tuple[int, int]]:
         """(tiles, address) of zeroed or used memory that no other call holds."""
         with self._lock:
             spare = self._free[tiles]
             memory = spare.pop() if spare else None
         if memory is None:
-            memory = _zeros(self._code.workspace(tiles))
+            memory = _allocate_zeros(self._code.workspace(tiles))
         try:
             yield tiles, -(-memory.ctypes.data // PAGE) * PAGE
         finally:
