@@ -43,6 +43,7 @@ Arrays = dict[str, NDArray[Any]]
 NextCall = Callable[[Message, Context], Message]
 #: arrays of the model, context -> (the metric on the client's hold-out, its number of samples)
 HoldoutMetric = Callable[[Arrays, Context], tuple[float, int]]
+InitialModel = Callable[[Context], Arrays]  # arrays of the model that training starts from
 HELD_MODELS = 2  # the newest, and the one before it, which the server may still refer to
 HELD_ROUNDS = 3  # of a compressor's state: the server may die with two rounds not yet committed
 
@@ -59,11 +60,14 @@ def introduce(
     compresses: bool | None = None,
     parts: bool = False,
     differences: bool | None = None,
+    initial: InitialModel | None = None,
 ) -> ClientApp:
     """Let an app tell its stable name, its samples (0: unknown) and its skills.
 
     Whether it `compresses` and decodes `differences` is what the app-wide mod below adds by itself;
-    say so where the mod is on `train` alone.
+    say so where the mod is on `train` alone. `initial` makes the model that training starts from,
+    for example from a seed: where the server starts from the same floats, the device need not
+    download them.
     """
 
     def answer_hello(message: Message, context: Context) -> Message:
@@ -71,6 +75,8 @@ def introduce(
         entries: dict[str, Any] = {"client": name, "n": n, "parts": parts}
         skills = {"compresses": compresses, "differences": differences}
         entries |= {skill: value for skill, value in skills.items() if value is not None}
+        if initial is not None:
+            entries["initial"] = hold_initial_model(context, initial(context))
         hello = ConfigRecord({KEY_PREFIX + key: value for key, value in entries.items()})
         return Message(RecordDict({"hello": hello}), reply_to=message)
 
@@ -275,6 +281,19 @@ def hold_model(context: Context, arrays: ArrayRecord, config: Mapping[str, Any])
     state[f"{prefix}{numbers[-1] + 1 if numbers else 0}"] = arrays
     for number in numbers[: len(numbers) + 1 - HELD_MODELS]:
         del state[f"{prefix}{number}"]
+
+
+def hold_initial_model(context: Context, arrays: Arrays) -> str:
+    """The hash of the initial model, which is held where no newer model is; "" where its floats
+    would be rounded.
+    """
+    form = make_form(arrays)
+    if {arrays[name].dtype.name for name in form.names} != {"float32"}:
+        return ""
+    if not list_held_models(context):
+        record = ArrayRecord({name: Array(np.ascontiguousarray(x)) for name, x in arrays.items()})
+        hold_model(context, record, {NAMES_KEY: form.names, TRAINED_KEY: form.trained})
+    return fingerprint_vector(form.pack(arrays))
 
 
 def write_lost_reply(config: Mapping[str, Any]) -> RecordDict:

@@ -170,8 +170,6 @@ def test_the_same_command_runs_on_flower(tmp_path, capsys):
         "engine.kernel=torch",
         "--set",
         "train.epochs=1",
-        "--set",
-        "recipe.name=fedavg",
     ]
     assert (
         main(["run", *small, "--set", "engine.name=flower", "--out", str(tmp_path / "flower")]) == 0
@@ -190,8 +188,6 @@ def test_the_same_command_runs_on_flower(tmp_path, capsys):
 
 
 FEW = {
-    # Flower sends a first model whole, where the simulator's frugal sends a difference to a seed
-    "recipe": {"name": "fedavg"},
     "rounds": 3,
     "clients": 6,
     "per_round": 2,
@@ -260,7 +256,7 @@ def test_own_samples_and_network_travel_over_flower():
     torch.manual_seed(0)
     x, net = torch.randn(120, 5).numpy(), torch.nn.Linear(5, 2)
     own = Source("own", x, (x[:, 0] > 0).astype("int64"), ("no", "yes"))
-    result = runs.run(on_flower(rounds=2), data=own, model=net)
+    result = runs.run(on_flower(rounds=2, recipe={"name": "fedavg"}), data=own, model=net)
     assert result.model.keys() == {"weight", "bias"}
     assert result.summary["accuracy"] > 0.6
 

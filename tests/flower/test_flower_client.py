@@ -57,8 +57,8 @@ def train_in_numpy(arrays, k):
     }
 
 
-def numpy_app(seen, mod=compressing):
-    app = introduce(ClientApp(mods=[mod]))
+def numpy_app(seen, mod=compressing, initial=None):
+    app = introduce(ClientApp(mods=[mod]), initial=initial)
 
     @app.train()
     def train(message, context):
@@ -162,6 +162,64 @@ def test_a_device_that_lost_its_model_is_sent_a_whole_one():
     whole = 4 * CLASSES * (FEATURES + 1)
     assert down[3] - down[4] == whole - down[4] // NODES  # one whole model in place of a difference
     assert [record.why["downloads"] for record in result.history][3] == {"difference": 3, "full": 1}
+
+
+def zeros(context):
+    return {name: array.numpy() for name, array in start().items()}
+
+
+def test_a_device_that_makes_the_initial_model_does_not_download_it():
+    seen = {}
+    ours = run(LocalGrid(numpy_app(seen, initial=zeros), NODES), DIFFERENCE, rounds=3)
+    sent = run(LocalGrid(numpy_app({}), NODES), DIFFERENCE, rounds=3)
+    whole = 4 * NODES * CLASSES * (FEATURES + 1)
+    assert sent.history[0].bytes_down == whole
+    assert ours.history[0].bytes_down == 0  # the difference to the initial model is nothing
+    assert seen[1, 0] == bytes(4 * CLASSES * FEATURES)
+    for one, other in zip(ours.history[1:], sent.history[1:], strict=True):
+        assert (one.bytes_down, one.chosen) == (other.bytes_down, other.chosen)
+    for name in ("weight", "bias"):
+        assert ours.arrays[name].numpy().tobytes() == sent.arrays[name].numpy().tobytes()
+
+
+def test_a_first_contact_after_the_first_round_is_a_difference_to_the_initial_model():
+    """Two of four train in round 1, so round 2 may meet others for the first time."""
+    made = replace(recipe(DIFFERENCE), P=2)
+    settings = {"fraction_evaluate": 0.0, "min_available_nodes": NODES}
+    grid = LocalGrid(numpy_app({}, initial=zeros), NODES)
+    result = RecipeStrategy(made, **settings).start(grid, start(), 6)
+    kinds = [record.why["downloads"] for record in result.history]
+    assert not any("full" in kind for kind in kinds)
+    assert sum(kind.get("first", 0) for kind in kinds) == len(
+        {k for record in result.history for k in record.chosen}
+    )
+    assert not any(record.rejected for record in result.history)
+
+
+def test_another_initial_model_is_sent_whole():
+    def ones(context):
+        return {name: values + 1 for name, values in zeros(context).items()}
+
+    result = run(LocalGrid(numpy_app({}, initial=ones), NODES), DIFFERENCE, rounds=2)
+    whole = 4 * NODES * CLASSES * (FEATURES + 1)
+    assert result.history[0].bytes_down == whole
+    assert not any(record.rejected for record in result.history)
+
+
+def test_a_device_that_lost_its_initial_model_is_sent_a_whole_one():
+    class Forgetful(LocalGrid):
+        """Node 1002 loses what it holds before every round."""
+
+        def push_messages(self, messages):
+            messages = list(messages)
+            if any(m.metadata.message_type == "train" for m in messages):
+                for record in list(self.contexts[1002].state):
+                    del self.contexts[1002].state[record]
+            return super().push_messages(messages)
+
+    result = run(Forgetful(numpy_app({}, initial=zeros), NODES), DIFFERENCE, rounds=3)
+    assert [len(record.replied) for record in result.history] == [3, 4, 3]
+    assert result.history[1].why["downloads"] == {"difference": 3, "full": 1}
 
 
 def test_a_restarted_server_goes_on_with_differences(tmp_path):

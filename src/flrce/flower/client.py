@@ -27,6 +27,7 @@ from flrce.flower.metrics import BY_CLASS_RECORD, BY_CLASS_REQUEST_KEY, count_by
 from flrce.flower.mods import measure_cost
 from flrce.flower.wire import KEY_PREFIX, SAMPLES_KEY, read_task, write_reply
 from flrce.methods.own_pieces import register_installed_pieces
+from flrce.models.flat import make_layout, pack_model
 from flrce.rng import make_stream
 from flrce.training.batches import Samples
 from flrce.training.client import ClientRunner, find_personal_state
@@ -279,6 +280,13 @@ class MessageHandler:
         local = self.load(context)
         return local.name or get_client_name(context), len(local.train_index)
 
+    def get_initial_model(self, context: Context) -> dict[str, NDArray[Any]]:
+        """The network as `load` returns it: what the server starts from, if both made it alike."""
+        local = self.load(context)
+        layout = make_layout(local.net, local.kept)
+        tensors = layout.view_tensors(pack_model(local.net, layout))
+        return {name: values.numpy() for name, values in tensors.items()}
+
     def _evaluate_samples(
         self, message: Message, context: Context, local: Local, index: IndexArray | None
     ) -> tuple[RecordDict, dict[str, NDArray[np.float64]]]:
@@ -309,7 +317,14 @@ def client_app(load: Callable[[Context], Local], meter: JoulesReader | None = No
     app.train()(handler.train)
     app.evaluate()(handler.evaluate)
     app.query("flrce_loss")(handler.report_loss)
-    return introduce(app, handler.identify_client, compresses=True, parts=True, differences=True)
+    return introduce(
+        app,
+        handler.identify_client,
+        compresses=True,
+        parts=True,
+        differences=True,
+        initial=handler.get_initial_model,
+    )
 
 
 def evaluate_and_train(

@@ -1,8 +1,9 @@
 """What the server knows of each device: its pace so far, what its tasks cost, the model it holds.
 
-A device is sent its first model whole, with the order of its arrays. Later ones may be differences
-to a model that it holds, or encoded whole models. It checks each by a hash, and one that cannot
-decode its download says so and is sent a whole model next.
+A device that made the initial model itself is sent a difference to it; any other is sent its first
+model whole, with the order of its arrays. Later ones may be differences to a model that it holds,
+or encoded whole models. It checks each by a hash, and one that cannot decode its download says so
+and is sent a whole model next.
 """
 
 from collections.abc import Mapping
@@ -132,11 +133,13 @@ def count_epochs(task: Task, n: int) -> float:
 
 @dataclass
 class HeldModelTracker:
-    """Which nodes were told how the model's arrays are concatenated."""
+    """Which nodes know how the model's arrays are concatenated, and which hold the initial one."""
 
     template: ArrayTemplate
     arrays_key: str = DEFAULT_ARRAYS_KEY  # under which clients look for the model
+    initial: str = ""  # hash of the model that training starts from
     prepared: set[int] = field(default_factory=set)
+    lost: set[int] = field(default_factory=set)  # nodes that lost what they held
 
     @property
     def exact(self) -> bool:
@@ -151,16 +154,22 @@ class HeldModelTracker:
         download = task.download
         if download is None or not client.differences or not task.part.is_whole or not self.exact:
             return replace(task, download=None)
-        if download.kind == "first":  # no seed makes a model of the user's: it is sent whole
+        if download.kind == "first" and not (download.code and self.holds_initial(client)):
             return replace(task, download=Download("full", None, HASH_BYTES))
         return task
+
+    def holds_initial(self, client: ConnectedClient) -> bool:
+        """Whether a device holds the initial model although it was never sent."""
+        return client.initial == self.initial != "" and client.node not in self.lost
 
     def is_encoded(self, pending: PendingTask, client: ConnectedClient) -> bool:
         """Whether this download travels as a payload: it needs the arrays' order."""
         download = pending.task.download
         if download is None or download.code is None or pending.payload is None:
             return False
-        return download.kind == "difference" or client.node in self.prepared
+        if download.kind == "full":
+            return client.node in self.prepared or self.holds_initial(client)
+        return True
 
     def add_download(
         self, content: dict[str, Any], pending: PendingTask, client: ConnectedClient
@@ -177,7 +186,7 @@ class HeldModelTracker:
         content[DOWNLOAD_RECORD] = to_array_record(pending.payload.buffers)
         entries = write_piece("compressor", download.code, DOWNLOAD_KEY)
         entries[DIGEST_KEY] = fingerprint_model(pending.w)
-        return entries | ({} if download.kind == "difference" else {BASELESS_KEY: True})
+        return entries | ({BASELESS_KEY: True} if download.kind == "full" else {})
 
     def is_lost(self, reply: Message, client: ConnectedClient) -> bool:
         """Whether a device could not decode what it was sent."""
@@ -185,6 +194,7 @@ class HeldModelTracker:
         lost = echo.get(LOST_KEY) is True
         if lost:
             self.prepared.discard(client.node)
+            self.lost.add(client.node)
         return lost
 
 

@@ -144,9 +144,7 @@ class FlowerEngine(Engine):
         model.
         """
         client = self.online[task.client]
-        task = (
-            replace(task, download=None) if self.costs else self.held.adapt_download(task, client)
-        )
+        task = self.held.adapt_download(task, client)
         task = task if client.compresses else replace(task, compressor=NoCompression())
         return task if client.parts else replace(task, part=Portion())
 

@@ -36,6 +36,7 @@ class ConnectedClient:
     compresses: bool = False  # encodes its reply as its task says
     parts: bool = False  # trains sub-models and frozen networks
     differences: bool = False  # decodes downloads, and holds models that these refer to
+    initial: str = ""  # hash of the initial model that it made itself; "": it made none
 
 
 def natural_sort_key(name: str) -> list[tuple[int, int, str]]:
@@ -265,7 +266,9 @@ def _parse_hello(node: int, reply: Message) -> ConnectedClient:
     except MalformedPayload as problem:
         log.warning("node %d: %s; it goes by its node id", node, problem)
         name = format_node_name(node)
+    n = n if type(n) is int and 0 < n <= MAX_SAMPLES_PER_CLIENT else 0
+    initial = config.get(KEY_PREFIX + "initial")
     skills = {skill: config.get(KEY_PREFIX + skill) is True for skill in SKILLS}
     return ConnectedClient(
-        name, node, n if type(n) is int and 0 < n <= MAX_SAMPLES_PER_CLIENT else 0, **skills
+        name, node, n, **skills, initial=initial if isinstance(initial, str) else ""
     )

@@ -18,6 +18,7 @@ from flwr.serverapp.strategy import Strategy
 from torch import nn
 
 from flrce.core import loop
+from flrce.core.payloads import fingerprint_model
 from flrce.core.pieces import FullModel, Recipe
 from flrce.core.roles import Compressor, StopRule
 from flrce.core.types import Round, State
@@ -212,12 +213,14 @@ class FlrceStrategy(Strategy):
         own, known = list_overridden_hooks(self, FlrceStrategy), self._known
         host = self if {"configure_evaluate", "aggregate_evaluate"} & set(own) else None
         engine = self.build_engine(grid, template, options, runner, known.costs, host)
+        w = template.pack(arrays)
+        engine.held.initial = fingerprint_model(w)
         P = read_setting(self.folder, "per_round")
         recipe = self._complete_recipe(engine, P or self.choose_cohort_size(len(engine.clients())))
         session = Session(
             recipe,
             engine,
-            template.pack(arrays),
+            w,
             T,
             self.folder,
             known.experiment or format_settings(recipe, T, options.seed),
