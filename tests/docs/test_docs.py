@@ -186,8 +186,8 @@ def test_the_tables_of_methods_are_those_of_the_base_classes() -> None:
     roles = script("roles")
     text = roles.PAGE.read_text()
     assert text == roles.render_page(text)
-    assert "| must | `select(state, view, rng)` |" in text
-    assert "| may | `ends_training(state)` |" in text
+    assert "| `select(state, view, rng)`, required |" in text
+    assert "| `ends_training(state)` |" in text
 
 
 def test_commands_that_are_only_shown_exist() -> None:
