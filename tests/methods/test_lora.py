@@ -506,6 +506,9 @@ def test_the_base_is_booked_once_as_provisioning(place):
     chosen = {client for record in result.history for client in record.chosen}
     assert result.summary["bytes_base"] == files
     assert result.summary["bytes_provisioned"] == files * len(chosen)
+    idle = result.history[0].clients - len(chosen)  # they evaluate the model all the same
+    assert idle > 0
+    assert result.summary["bytes_provisioned_evaluation"] == files * idle
 
 
 def test_adapters_learn(place):

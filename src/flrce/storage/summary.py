@@ -86,9 +86,19 @@ def _accuracy_per_unit(accuracy: float | None, cost: float) -> float | None:
 
 
 def count_provisioned_bytes(history: tuple[RoundRecord, ...], base: int) -> dict[str, int]:
-    """Bytes of the frozen part of the model, and of sending it once to every selected client."""
+    """Bytes of the frozen part of the model, of sending it once to every selected client, and to
+    all others where every client evaluates the model.
+    """
+    if not base:
+        return {}
     selected = {client for record in history for client in record.chosen}
-    return {"bytes_base": base, "bytes_provisioned": base * len(selected)} if base else {}
+    evaluated = any(record.final_model_metric is not None for record in history)
+    clients = max((record.clients for record in history), default=0) if evaluated else 0
+    return {
+        "bytes_base": base,
+        "bytes_provisioned": base * len(selected),
+        "bytes_provisioned_evaluation": base * max(clients - len(selected), 0),
+    }
 
 
 def _find_shadow_stops(done: list[RoundRecord]) -> dict[str, int]:

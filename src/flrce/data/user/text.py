@@ -87,6 +87,28 @@ def from_text(
     return _build_source(kept, name or path.name.split(".")[0], ids)
 
 
+class MissingCharacters:
+    """Characters without a token, such as control characters: each is reported where it is first.
+
+    Tokenizers leave them out.
+    """
+
+    def __init__(self, tokens: Tokenizer) -> None:
+        self.tokens = tokens
+        self.seen: set[str] = set()
+
+    def warn_once(self, text: str, where: str) -> None:
+        for character in sorted(set(text) - self.seen):
+            self.seen.add(character)
+            if not character.isspace() and not self.tokens.encode(character):
+                log.warning(
+                    "%s: the tokenizer has no token for %a (U+%04X); it is left out of all texts",
+                    where,
+                    character,
+                    ord(character),
+                )
+
+
 def _take_first(samples: Iterable[TextSample], most: int) -> Iterator[TextSample]:
     """The first `most` samples of each client; 0: all."""
     taken: Counter[str] = Counter()
@@ -180,8 +202,10 @@ def pad_window(
 
 def _iter_folder_samples(path: Path, tokens: Tokenizer, length: int) -> Iterator[TextSample]:
     """The windows of each .txt file, which is one client's."""
+    missing = MissingCharacters(tokens)
     for file in sorted(path.glob("*.txt")):
         text = read_text_limited(file, MAX_FILE_BYTES, TEXT_REMEDY, expansion=8)
+        missing.warn_once(text, format_path(file))
         ids = tokens.encode(text.replace("\r\n", "\n"))
         for x, y in split_windows(ids, length, tokens.end):
             yield TextSample(file.stem, False, x, y)
@@ -192,6 +216,7 @@ def _iter_json_samples(
 ) -> Iterator[TextSample]:
     """The samples of each line of json; `keys` name its client and whether it is for judging."""
     empty, cut, named = 0, 0, None
+    missing = MissingCharacters(tokens)
     for number, row in read_json_objects(path, MAX_FILE_BYTES, TEXT_REMEDY):
         where = f"{format_path(path)} line {number}"
         owner, held = _get_client(row, keys[0], where), _is_test_row(row, keys[1], where)
@@ -203,11 +228,14 @@ def _iter_json_samples(
             if not dialogue[1]:
                 empty += 1
                 continue
+            missing.warn_once(dialogue[1], where)
             x, y, whole = encode_dialogue(tokens, *dialogue, length)
             cut += not whole
             yield TextSample(owner, held, x, y)
         elif "text" in row:
-            ids = tokens.encode(_get_text(row, "text", where))
+            text = _get_text(row, "text", where)
+            missing.warn_once(text, where)
+            ids = tokens.encode(text)
             for x, y in split_windows(ids, length, tokens.end):
                 yield TextSample(owner, held, x, y)
         else:
