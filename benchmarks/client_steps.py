@@ -27,7 +27,7 @@ from flrce.core.types import LocalWork, Task
 from flrce.models.flat import pack_model
 from flrce.models.gpt import GPT
 from flrce.models.inputs import scale_inputs
-from flrce.simulation.worker_pool import _retain_freed_memory
+from flrce.simulation.workers import _retain_freed_memory
 from flrce.training.batches import Samples
 from flrce.training.client import ClientRunner
 from flrce.training.optimizers import SGD

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flrce.models.gpt import GPT
-from flrce.simulation.worker_pool import _retain_freed_memory
+from flrce.simulation.workers import _retain_freed_memory
 from flrce.training.cpu.shortcuts import Shortcuts
 
 

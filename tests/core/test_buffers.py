@@ -121,5 +121,8 @@ def test_turned_sums_are_those_of_plain_loops(k, d, rows, seed):
 
 def test_products_of_long_updates():
     U = torch.randn(3, 1000, generator=torch.Generator().manual_seed(0))
-    with mock.patch.object(linalg, "LARGE", 100), mock.patch.object(linalg, "LONG", 64):
+    with (
+        mock.patch.object(linalg, "LARGE_MODEL_FLOATS", 100),
+        mock.patch.object(linalg, "LARGE_CHUNK_COLUMNS", 64),
+    ):
         assert torch.allclose(linalg.gram_matrix(U), U.double() @ U.double().T, rtol=1e-13)

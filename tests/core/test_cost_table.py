@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from flrce.cli.cli import main
+from flrce.core.checked_replies import book_costs
 from flrce.core.cost_table import COSTS, Cost, list_spent_costs
-from flrce.core.costs import book_costs
 from flrce.core.payloads import is_plausible_cost
 from flrce.core.types import ClientCost, Reply, RoundRecord, Task
 from flrce.devices.costs import DeviceProfile

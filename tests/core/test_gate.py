@@ -8,8 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flrce.core.checked_replies import collect_client_states
-from flrce.core.costs import book_costs
+from flrce.core.checked_replies import book_costs, collect_client_states
 from flrce.core.gate import MAX_SAMPLES_PER_CLIENT, match_replies, validate_replies, validate_reply
 from flrce.core.payloads import MAX_COORDINATE, is_plausible_cost, make_encoding_stream
 from flrce.core.pieces import NoCompression

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from flrce import LocalTrainer
 from flrce.config.experiment import Experiment
 from flrce.core import loop
-from flrce.core.async_state import (
+from flrce.core.pending import (
     AsyncState,
     IncompatiblePiece,
     apply_changes,

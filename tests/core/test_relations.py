@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flrce.core import relations
-from flrce.core.client_tables import grow_state_tables
 from flrce.core.relations import NEVER_SEEN
+from flrce.core.state_values import grow_state_tables
 from flrce.core.types import RoundEvent, Updates
 from flrce.methods.selection.relationship import RelationshipSelector
 

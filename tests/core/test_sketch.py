@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from flrce.config.compose import build_piece
 from flrce.core import memory_limits
 from flrce.core import sketch as maps_of
-from flrce.core.client_tables import grow_state_tables
 from flrce.core.loop import make_initial_state
 from flrce.core.relations import NEVER_SEEN
 from flrce.core.roles import RoundView
 from flrce.core.sketch import CountSketch, RotatedSketch, make_sketch, sketch_error_bound
+from flrce.core.state_values import grow_state_tables
 from flrce.core.types import Round, RoundEvent, RoundRecord, State, Task, Updates
 from flrce.errors import BadInput
 from flrce.methods.catalogue.recipes import CATALOGUE

@@ -10,8 +10,7 @@ import pytest
 import flrce
 from flrce.cli.cli import main
 from flrce.cli.run import list_further_costs
-from flrce.core.cost_table import COSTS, add_cost_row
-from flrce.core.energy_basis import BASIS_FIELDS
+from flrce.core.cost_table import BASIS_FIELDS, COSTS, add_cost_row
 from flrce.core.types import ClientCost
 from flrce.devices.cost_models import ClientLoad, CostTable, price_loads
 from flrce.devices.costs import DeviceProfile

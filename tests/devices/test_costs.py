@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flrce import Experiment
-from flrce.core.costs import book_costs
+from flrce.core.checked_replies import book_costs
 from flrce.core.pieces import NoCompression
 from flrce.core.types import ClientCost, LocalWork, Payload, Reply, Task
 from flrce.devices.costs import (

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from flrce import Experiment
-from flrce.core.costs import book_costs
-from flrce.core.energy_basis import (
+from flrce.core.checked_replies import book_costs
+from flrce.core.cost_table import (
     ASSUMED_FIELDS,
     BASIS_FIELDS,
     assumed_share,

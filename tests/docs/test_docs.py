@@ -19,8 +19,8 @@ from test_layers import LAYERS
 import flrce
 from flrce.cli import cli
 from flrce.core import types
-from flrce.core.client_tables import grow_state_tables
 from flrce.core.roles import RoundView
+from flrce.core.state_values import grow_state_tables
 from flrce.core.types import RoundEvent, Updates
 from flrce.methods.catalogue.recipes import CATALOGUE
 from reading import DOCS, FENCE, NOT_RUN, PAGES, ROOT, RUN, blocks, name_page, run, script
@@ -109,7 +109,9 @@ def test_the_page_about_the_tree_names_what_there_is() -> None:
     text = (DOCS / "architecture.md").read_text()
     source = ROOT / "src" / "flrce"
     paths = re.findall(r"(?<!tests/)\b(?:core|methods)/[\w/]+\.py\b", text)
-    assert {"core/loop.py", "core/gate.py", "core/costs.py", "core/types.py"} <= set(paths)
+    assert {"core/loop.py", "core/gate.py", "core/checked_replies.py", "core/types.py"} <= set(
+        paths
+    )
     assert [path for path in paths if not (source / path).exists()] == []
     (line,) = [line for line in text.splitlines() if "one folder for each kind of piece" in line]
     folders = {path.parent.name for path in (source / "methods").glob("*/__init__.py")}

@@ -38,7 +38,7 @@ from test_gate import COMPRESSORS, LAYOUT, D, holdings, honest, task  # noqa: E4
 from experiment_fuzz import bytes_of, mutated, outcome  # noqa: E402
 from flrce.cli.cli import main as command  # noqa: E402
 from flrce.config.experiment import Experiment  # noqa: E402
-from flrce.core.costs import book_costs  # noqa: E402
+from flrce.core.checked_replies import book_costs  # noqa: E402
 from flrce.core.gate import validate_replies  # noqa: E402
 from flrce.core.payloads import MAX_COORDINATE  # noqa: E402
 from flrce.core.types import ClientCost, Payload, Reply  # noqa: E402

@@ -11,7 +11,7 @@ import pytest
 import torch
 from clients import SIZES, Fleet
 
-from flrce.core.costs import book_costs
+from flrce.core.checked_replies import book_costs
 from flrce.core.gate import MAX_SAMPLE_RATIO, validate_replies
 from flrce.core.loop import make_initial_state, rounds
 from flrce.core.payloads import MAX_REPORTED_VALUE, is_finite_number, is_plausible_cost

@@ -18,7 +18,7 @@ row = pytest.mark.row(4, "kill -9 the parent of workers", "no process is left wi
 
 POOL = """
 import os, sys, time
-from flrce.simulation import worker_pool
+from flrce.simulation import workers
 
 def work(what, size=0):
     if what == "sleep":
@@ -27,28 +27,28 @@ def work(what, size=0):
 
 if __name__ == "__main__":
     kind, case = sys.argv[1:]
-    worker_pool.choose_start_method = lambda: kind
-    workers = worker_pool.WorkerProcesses(work, 3)
+    workers.choose_start_method = lambda: kind
+    crew = workers.WorkerProcesses(work, 3)
     if case == "half a job":  # the length of a message, and not all of its bytes
-        for _, pipe in workers.workers:
+        for _, pipe in crew.workers:
             os.write(pipe.fileno(), b"\\x00\\x10\\x00\\x00half")
     elif case == "a result that nobody reads":
         for slot in range(3):
-            workers._send_job(slot, ("give", 2**24))
+            crew._send_job(slot, ("give", 2**24))
     elif case == "a job":
         for slot in range(3):
-            workers._send_job(slot, ("sleep",))
+            crew._send_job(slot, ("sleep",))
     elif case == "a job of a thread's worker":
         import threading
-        thread = threading.Thread(target=lambda: [workers._replace_worker(slot) for slot in range(3)])
-        for process, _ in workers.workers:
+        thread = threading.Thread(target=lambda: [crew._replace_worker(slot) for slot in range(3)])
+        for process, _ in crew.workers:
             process.kill()
         thread.start()
         thread.join()
         time.sleep(1)
-        assert all(process.is_alive() for process, _ in workers.workers), "workers outlive the thread"
+        assert all(process.is_alive() for process, _ in crew.workers), "workers outlive the thread"
         for slot in range(3):
-            workers._send_job(slot, ("sleep",))
+            crew._send_job(slot, ("sleep",))
     time.sleep(1)
     print("ready", flush=True)
     time.sleep(600)

@@ -15,8 +15,8 @@ from harness import DATA, experiment, go, in_child
 
 from flrce.cli.cli import main
 from flrce.errors import BadInput, explain_shortage
-from flrce.simulation import runs, worker_pool, workers
-from flrce.simulation.worker_pool import WorkerFailure, WorkerProcesses
+from flrce.simulation import runs, workers
+from flrce.simulation.workers import WorkerFailure, WorkerProcesses
 
 row36 = pytest.mark.row(
     36, "worker stopped, machine short of something", "one line, resumable, never a hang"
@@ -30,7 +30,7 @@ def pid_and(x):
 
 @row36
 def test_a_stopped_worker_is_replaced(monkeypatch, seen):
-    monkeypatch.setattr(worker_pool, "STOPPED_CHECK_SECONDS", 0.3)
+    monkeypatch.setattr(workers, "STOPPED_CHECK_SECONDS", 0.3)
     crew = WorkerProcesses(pid_and, 2)
     try:
         victim = crew.workers[0][0].pid
@@ -48,7 +48,7 @@ def test_a_stopped_worker_is_replaced(monkeypatch, seen):
 
 @row36
 def test_a_slow_worker_is_left_alone(monkeypatch):
-    monkeypatch.setattr(worker_pool, "STOPPED_CHECK_SECONDS", 0.02)
+    monkeypatch.setattr(workers, "STOPPED_CHECK_SECONDS", 0.02)
     crew = WorkerProcesses(pid_and, 1)
     try:
         first = crew.workers[0][0].pid

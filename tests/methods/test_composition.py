@@ -9,8 +9,8 @@ from test_loop import Made, drive, vec
 
 import flrce
 from flrce import Aggregator, Experiment, LocalTrainer
-from flrce.core.client_tables import grow_tables
 from flrce.core.pieces import NeverStop, NoCompression
+from flrce.core.state_values import grow_tables
 from flrce.errors import BadInput
 from flrce.methods import own_pieces
 from flrce.methods.aggregation.mean import WeightedMean

@@ -26,8 +26,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flrce import Experiment
-from flrce.core.client_tables import grow_state_tables
 from flrce.core.roles import RoundView
+from flrce.core.state_values import grow_state_tables
 from flrce.core.types import ClientCost, LocalWork, RoundEvent, RoundRecord, Task, Updates
 from flrce.errors import BadInput
 from flrce.methods.catalogue import recipes

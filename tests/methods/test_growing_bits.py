@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from flrce.config.compose import build_piece
 from flrce.config.experiment import Experiment
-from flrce.core.async_state import apply_changes, find_changes
+from flrce.core.pending import apply_changes, find_changes
 from flrce.core.pieces import MalformedPayload, NoCompression
 from flrce.core.roles import RoundView
 from flrce.core.types import Payload, RoundEvent, Task, Updates

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from flrce.config.experiment import Experiment
-from flrce.core.async_state import apply_changes, find_changes
+from flrce.core.pending import apply_changes, find_changes
 from flrce.core.pieces import MalformedPayload, ServerSGD
 from flrce.core.roles import RoundView
 from flrce.core.types import Payload, RoundEvent, Task, Updates

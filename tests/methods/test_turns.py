@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from test_selectors import a_view, an_event
 
 from flrce import Experiment
-from flrce.core.client_tables import grow_state_tables
 from flrce.core.sketch import make_sketch
+from flrce.core.state_values import grow_state_tables
 from flrce.errors import BadInput
 from flrce.methods.selection import client_groups, turns
 from flrce.methods.selection.turns import TURN_ORDERS, RoundRobinSelector

@@ -13,7 +13,7 @@ from flrce.config.experiment import Experiment
 from flrce.core import loop
 from flrce.errors import BadInput
 from flrce.models.flat import pack_model
-from flrce.simulation import gpu_scheduler, multiprocess, runs, worker_pool
+from flrce.simulation import gpu_scheduler, multiprocess, runs, workers
 from flrce.simulation.gpu_scheduler import DEVICE_LOCK, GpuScheduler
 from flrce.simulation.run_slot import RunSlot
 from flrce.training.batches import Samples
@@ -324,7 +324,7 @@ def test_workers_need_not_be_forked(monkeypatch):
         | {"rounds": 1, "clients": 4, "per_round": 2, "engine": {"kernel": "torch", "workers": 1}}
     )
     forked = weights(runs.run(exp))
-    monkeypatch.setattr(worker_pool, "choose_start_method", lambda: "spawn")
+    monkeypatch.setattr(workers, "choose_start_method", lambda: "spawn")
     assert torch.equal(weights(runs.run(exp)), forked)
 
 

@@ -104,7 +104,7 @@ def test_workers_are_counted_with_the_server(monkeypatch, caplog):
     each = memory_limits.estimate_worker_bytes(D)
     assert each == 4 * D * 10
     monkeypatch.setattr(memory_limits, "get_available_memory", lambda: 26_000_000_000)
-    memory_limits.check_memory(recipe, 100, D, D, staff=(2, each))  # 25.9
+    memory_limits.check_memory(recipe, 100, D, D, workers=(2, each))  # 25.9
     assert (
         "15.1 GB for the server, and on a CPU 5.4 GB and a batch's activations for each of 2"
         " workers" in caplog.text
@@ -114,14 +114,14 @@ def test_workers_are_counted_with_the_server(monkeypatch, caplog):
         " are available"
     )
     with pytest.raises(BadInput, match=re.escape(f"{said}; set engine.workers = 2")):
-        memory_limits.check_memory(recipe, 100, D, D, staff=(3, each))
+        memory_limits.check_memory(recipe, 100, D, D, workers=(3, each))
     few = CATALOGUE["fedavg"](
         P=2
     )  # 12 models, 6.5 GB; of 30 workers two train at once, the others wait: 17.3
-    memory_limits.check_memory(few, 100, D, D, staff=(30, each))
+    memory_limits.check_memory(few, 100, D, D, workers=(30, each))
     monkeypatch.setattr(memory_limits, "get_available_memory", lambda: 17_000_000_000)
     with pytest.raises(BadInput, match=r"set engine\.workers = 1"):
-        memory_limits.check_memory(few, 100, D, D, staff=(30, each))
+        memory_limits.check_memory(few, 100, D, D, workers=(30, each))
     # nine tenths of 28 GB less 15.1 are 10.1 for workers, which is one of them
     monkeypatch.setattr(memory_limits, "get_available_memory", lambda: 28_000_000_000)
     assert memory_limits.estimate_spare_bytes(recipe, 100, D, D) // each == 1
@@ -135,11 +135,11 @@ def test_a_batch_s_attention_belongs_to_a_worker(monkeypatch, caplog):
     with pytest.raises(
         BadInput, match=r"2 of engine\.workers with 4\.5 GB each .* set engine\.workers = 1"
     ):
-        memory_limits.check_memory(recipe, 100, D, D, staff=(2, each))
+        memory_limits.check_memory(recipe, 100, D, D, workers=(2, each))
     assert "4.5 GB and a batch's activations but for attention for each of 2 workers" in caplog.text
     monkeypatch.setattr(memory_limits, "get_available_memory", lambda: 4_000_000_000)
     with pytest.raises(BadInput, match="or per_round, or take a smaller model"):
-        memory_limits.check_memory(recipe, 100, D, D, staff=(2, each))
+        memory_limits.check_memory(recipe, 100, D, D, workers=(2, each))
 
 
 def test_a_run_counts_the_workers_that_it_hired(monkeypatch):

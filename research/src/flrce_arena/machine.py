@@ -17,9 +17,8 @@ from typing import Any
 
 import torch
 
-from flrce.core.host import start_process
+from flrce.core.host import Starter, describe_starter, end_with_parent, start_process
 from flrce.core.pieces import FullModel, Recipe, SynchronousPace
-from flrce.core.process_lifetime import Starter, describe_starter, end_with_parent
 from flrce.errors import format_one_line
 from flrce.methods.client.workload import PlainTraining
 from flrce.methods.selection.power_of_choice import PowerOfChoice

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, ValidationError, create_model
 
 from flrce.core.bounds import explain_validation_error
-from flrce.core.cost_table import COSTS, list_spent_costs
-from flrce.core.energy_basis import BASIS_FIELDS
+from flrce.core.cost_table import BASIS_FIELDS, COSTS, list_spent_costs
 from flrce.core.record import GROUPS
 from flrce.core.types import RoundRecord
 from flrce.errors import BadInput, format_one_line

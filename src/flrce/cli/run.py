@@ -12,8 +12,7 @@ from flrce.cli.options import device_override, load_experiment, parse_seeds
 from flrce.cli.terminal import ProgressDisplay, print_table
 from flrce.config.experiment import Experiment
 from flrce.config.recipe_names import DEFAULT_RECIPE
-from flrce.core.cost_table import COSTS, Cost, list_spent_costs
-from flrce.core.energy_basis import describe_basis, describe_joules
+from flrce.core.cost_table import COSTS, Cost, describe_basis, describe_joules, list_spent_costs
 from flrce.core.intervals import ConfidenceInterval
 from flrce.core.user_code import trust_record
 from flrce.errors import BadInput, Diverged, UnfinishedRun

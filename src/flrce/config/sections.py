@@ -10,7 +10,6 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from flrce.config.compose import build_piece
 from flrce.core.bounds import BatchSize, EpochCount, LearningRate, PositiveFloat, PositiveInt
-from flrce.core.update_placement import PlacementSetting
 from flrce.core.user_code import MODULE_PATH
 from flrce.data.partition import PARTITION_SCHEMES
 from flrce.data.sources import DATASET_NAMES as DATA
@@ -183,8 +182,8 @@ class EngineSection(Section):
     kernel: Literal["auto", "native", "torch"] = "auto"
     eval_every: PositiveInt = 1
     precision: Precision | None = None  # of products on clients; None: float32
-    # where updates of a GPU are summed; None: there, if all pieces can (core/update_placement.py)
-    updates: PlacementSetting = None
+    # where updates of a GPU are summed; None: there, if all pieces can
+    updates: Literal["device", "host"] | None = None
 
 
 class FleetSection(Section):

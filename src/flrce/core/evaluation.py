@@ -71,7 +71,7 @@ def validate_client_metrics(
 
     What clients that were not `asked` for one say is left out.
     """
-    scale = _get_primary_metric(engine)
+    scale = engine.primary_metric
     return [
         _validate_client_metric(reply, scale, reply.client in asked)
         if isinstance(reply, Reply)
@@ -91,7 +91,7 @@ def add_client_evaluations(
     found = [said.get(client) for client in record.replied]
     if not any(found):
         return record
-    scale = _get_primary_metric(engine)
+    scale = engine.primary_metric
     evaluation = replace(
         record.evaluation,
         holdouts=tuple(
@@ -108,13 +108,9 @@ def mark_unevaluated(record: RoundRecord, engine: Engine) -> RoundRecord:
     """The record of a round whose model is not judged: what it would have been judged by is known
     all the same.
     """
-    scale = _get_primary_metric(engine)
+    scale = engine.primary_metric
     evaluation = replace(record.evaluation, metric=scale.metric, lower=scale.lower)
     return replace(record, evaluation=evaluation)
-
-
-def _get_primary_metric(engine: Engine) -> PrimaryMetric:
-    return engine.primary_metric
 
 
 def _validate_client_metric(reply: Reply, scale: PrimaryMetric, asked: bool) -> Reply:

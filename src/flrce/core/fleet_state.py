@@ -8,26 +8,20 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from torch import Tensor
-
-from flrce.core.client_tables import grow_tables
 from flrce.core.engine import Engine
 from flrce.core.pieces import Recipe
 from flrce.core.record import read_clock
 from flrce.core.roles import RoundView
+from flrce.core.state_values import grow_tables
 from flrce.core.types import ClientCost, ClientRecord, PendingTask, Reply, RoundPlan, State, Task
 
+log = logging.getLogger("flrce")
 FLEET_STATE_KEY = "fleet"  # where a state's memory has the batteries
-
-
-def get_fleet_dynamics(engine: Engine) -> Any:
-    """How the engine's clients live; None: all are always there."""
-    return engine.fleet_dynamics
 
 
 def initial_fleet_state(engine: Engine) -> dict[str, Any]:
     """What the fleet remembers before the first round."""
-    life = get_fleet_dynamics(engine)
+    life = engine.fleet_dynamics
     charge = None if life is None else life.initial_state()
     return {} if charge is None else {FLEET_STATE_KEY: charge}
 
@@ -40,7 +34,7 @@ def reachable_clients(
     A round waits for what its pace wants, for the fleet's interval, and until as many clients can
     be reached as it needs replies, unless some are under way.
     """
-    now, life = read_clock(state.history), get_fleet_dynamics(engine)
+    now, life = read_clock(state.history), engine.fleet_dynamics
     if life is None:
         return now, engine.clients(t), {}
     charge = state.server_state.get(FLEET_STATE_KEY)
@@ -56,7 +50,7 @@ def reachable_clients(
 
 def view_with_fleet_state(view: RoundView, engine: Engine, state: State) -> RoundView:
     """The view with what a fleet that lives can report: levels of batteries, carbon intensities."""
-    life, roster = get_fleet_dynamics(engine), state.roster
+    life, roster = engine.fleet_dynamics, state.roster
     if engine.battery_levels(roster) is not None:
         return replace(view, battery=lambda k: _select_levels(engine.battery_levels(roster), k))
     if life is None:
@@ -83,7 +77,7 @@ def estimate_return_times(
     engine: Engine, state: State, tasks: Sequence[Task], now: float
 ) -> list[float]:
     """When each client will have done its task by the model of its costs, or will have left."""
-    estimates, life = [engine.estimate(task) for task in tasks], get_fleet_dynamics(engine)
+    estimates, life = [engine.estimate(task) for task in tasks], engine.fleet_dynamics
     if life is not None and tasks:
         works = [(task.client, now, spent) for task, spent in zip(tasks, estimates, strict=True)]
         estimates = [
@@ -98,7 +92,7 @@ def drop_departed_clients(
     """The replies to these tasks; of clients that were gone before they had finished, only what
     they had spent.
     """
-    life = get_fleet_dynamics(engine)
+    life = engine.fleet_dynamics
     if life is None or not replies:
         return replies
     sent = {one.task.client: one.sent for one in pending}
@@ -114,7 +108,7 @@ def add_carbon(
     engine: Engine, plan: RoundPlan
 ) -> Callable[[Sequence[ClientRecord]], list[ClientRecord]]:
     """Puts down on each client's line what its work emitted."""
-    life = get_fleet_dynamics(engine)
+    life = engine.fleet_dynamics
 
     def price_records(lines: Sequence[ClientRecord]) -> list[ClientRecord]:
         if life is None or life.grid is None:
@@ -132,7 +126,7 @@ def estimate_carbon(
     engine: Engine, state: State, tasks: Sequence[Task], spent: Sequence[ClientCost]
 ) -> list[ClientCost]:
     """Estimates with what they would emit if the work began now."""
-    life = get_fleet_dynamics(engine)
+    life = engine.fleet_dynamics
     if life is None or life.grid is None:
         return list(spent)
     now = read_clock(state.history)
@@ -152,7 +146,7 @@ def update_batteries(
     asked = {one.task.client for one in plan.pending}
     mine = [line for line in lines if line.client in asked and line.outcome != "asked"]
     return {
-        FLEET_STATE_KEY: get_fleet_dynamics(engine).drain_batteries(
+        FLEET_STATE_KEY: engine.fleet_dynamics.drain_batteries(
             _list_client_work(plan, mine), charge
         )
     }
@@ -163,9 +157,6 @@ def _list_client_work(
 ) -> list[tuple[str, float, ClientCost]]:
     sent = {one.task.client: one.sent for one in plan.pending}
     return [(line.client, sent.get(line.client, plan.began), line.spent) for line in lines]
-
-
-log = logging.getLogger("flrce")
 
 
 def update_roster(
@@ -231,8 +222,3 @@ def count_absent(
 @lru_cache(maxsize=4)
 def _list_all_indices(M: int) -> tuple[int, ...]:
     return tuple(range(M))
-
-
-def get_sample_counts(engine: Engine, roster: tuple[str, ...]) -> Tensor:
-    """(M,) training samples."""
-    return engine.count_all_samples(roster)

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from flrce.core import device_transfer
 from flrce.core.buffers import free_unused_buffers
-from flrce.core.checked_replies import CheckedReplies, check_and_book
-from flrce.core.costs import bill_evaluation
+from flrce.core.checked_replies import CheckedReplies, bill_evaluation, check_and_book
 from flrce.core.diagnostics import add_diagnostics, add_figures, find_shadow_stops
 from flrce.core.engine import Engine
 from flrce.core.evaluation import evaluate_model
@@ -22,6 +21,14 @@ from flrce.core.fleet_state import add_carbon, initial_fleet_state
 from flrce.core.forecast import estimate_inquiries
 from flrce.core.memory_limits import check_memory
 from flrce.core.pending import collect_replies
+from flrce.core.piece_checks import (
+    explain_device_mix,
+    get_stop_reason,
+    refuse_changes_in_place,
+    validate_final_model,
+    validate_model,
+    validate_server_step,
+)
 from flrce.core.pieces import Recipe
 from flrce.core.planning import plan_round
 from flrce.core.types import (
@@ -35,15 +42,6 @@ from flrce.core.types import (
     Updates,
 )
 from flrce.core.unfinished_rounds import close_abandoned_round, close_refused_round
-from flrce.core.validation import (
-    explain_device_mix,
-    get_stop_reason,
-    move_to_host,
-    refuse_changes_in_place,
-    validate_final_model,
-    validate_model,
-    validate_server_step,
-)
 from flrce.errors import BadInput
 
 __all__ = ["close_round", "is_stopped", "make_initial_state", "plan_round", "rounds", "run_round"]
@@ -126,10 +124,7 @@ def close_round(
         return close_refused_round(recipe, engine, plan, inquiries)
     checked = check_and_book(recipe, engine, plan, replies, inquiries)
     if len(checked.record.replied) < recipe.minimum:
-        state = _update_server_state(plan.state, checked.server_state)
-        return close_abandoned_round(
-            recipe, engine, state, checked.record, checked.clients, checked.tasks
-        )
+        return close_abandoned_round(recipe, engine, plan, checked)
     with explain_device_mix(checked.updates.sent is not None):
         event, server_state = aggregate_and_step(recipe, engine, plan, checked.updates)
     after = advance_state(plan, checked, event.w_next, server_state)
@@ -140,23 +135,45 @@ def close_round(
     record = decide_stop(recipe, engine, billed, after, model, T)
     # the chosen first, as they were chosen
     changed_rows = dict.fromkeys(task.k for task in (*plan.tasks, *checked.tasks))
-    history = (*plan.state.history, record)
-    lines = (*clients, *evaluators)
-    return Round(replace(after, history=history), record, lines, tuple(changed_rows), model)
+    after = replace(after, history=(*plan.state.history, record))
+    return Round(after, record, (*clients, *evaluators), tuple(changed_rows), model)
+
+
+def aggregate_and_step(
+    recipe: Recipe, engine: Engine, plan: RoundPlan, updates: Updates
+) -> tuple[RoundEvent, dict[str, Any]]:
+    """From the updates to the next model, and what every piece remembers of them."""
+    state, server_state = plan.state, dict(plan.state.server_state)
+    w = state.w if updates.sent is None else updates.sent
+    with refuse_changes_in_place(recipe.aggregator, w, updates.U):
+        target = recipe.aggregator(w, updates, server_state.get("aggregator"))  # eq. 4
+    validate_model(recipe.aggregator, target, w)
+    if "server" in server_state:  # what it remembers is on the host
+        w, target = state.w, device_transfer.to_host(target)
+    with refuse_changes_in_place(recipe.server, w, updates.U):
+        stepped = recipe.server.step(w, target, updates, server_state.get("server"))
+    w_next, after_step = validate_server_step(recipe.server, stepped, target, w)
+    if "server" in server_state:
+        server_state["server"] = after_step
+    on_host = device_transfer.to_host(w_next)
+    if on_host is not w_next:
+        engine.remember_device_copy(on_host, w_next)
+    chosen, M = plan.selection.k, len(state.roster)
+    event = RoundEvent(plan.t, state.w, on_host, updates, M, chosen, state.history)
+    return event, recipe.observe(server_state, event)
 
 
 def advance_state(
     plan: RoundPlan, checked: CheckedReplies, w_next: Tensor, server_state: Mapping[str, Any]
 ) -> State:
     """The state after a round that counts; its record is added once it is complete."""
-    before = plan.state
-    return State(
-        plan.t,
-        w_next,
-        {**server_state, **checked.server_state},
-        before.roster,
-        {**before.client_states, **checked.client_states},
-        before.history,
+    return replace(
+        plan.state,
+        t=plan.t,
+        w=w_next,
+        server_state={**server_state, **checked.server_state},
+        client_states={**plan.state.client_states, **checked.client_states},
+        attempt=0,
     )
 
 
@@ -164,10 +181,6 @@ def build_final_model(recipe: Recipe, state: State) -> Tensor:
     """What the run would return now: the model, or the server's average of models."""
     averaged = recipe.average.model(state.server_state.get("average"), state.w)
     return validate_final_model(recipe.average, averaged, state.w)
-
-
-def _update_server_state(state: State, server_state: Mapping[str, Any]) -> State:
-    return replace(state, server_state={**state.server_state, **server_state})
 
 
 def bill_stop_evidence(
@@ -196,34 +209,3 @@ def decide_stop(
     if (stop or complete.t == T) and complete.last_model_metric is None:
         complete = evaluate_model(complete, engine, after, model, last=True)
     return replace(complete, stop=stop)
-
-
-def aggregate_and_step(
-    recipe: Recipe, engine: Engine, plan: RoundPlan, updates: Updates
-) -> tuple[RoundEvent, dict[str, Any]]:
-    """From the updates to the next model, and what every piece remembers of them."""
-    state = plan.state
-    w = state.w if updates.sent is None else updates.sent
-    with refuse_changes_in_place(recipe.aggregator, w, updates.U):
-        target = recipe.aggregator(w, updates, state.server_state.get("aggregator"))  # eq. 4
-    validate_model(recipe.aggregator, target, w)
-    if "server" in state.server_state:  # what it remembers is on the host
-        w, target = state.w, device_transfer.to_host(target)
-    with refuse_changes_in_place(recipe.server, w, updates.U):
-        stepped = recipe.server.step(w, target, updates, state.server_state.get("server"))
-    w_next, server = validate_server_step(recipe.server, stepped, target, w)
-    event = RoundEvent(
-        plan.t,
-        state.w,
-        move_to_host(engine, w_next),
-        updates,
-        len(state.roster),
-        plan.selection.k,
-        state.history,
-    )
-    before = (
-        {**state.server_state, "server": server}
-        if "server" in state.server_state
-        else state.server_state
-    )
-    return event, recipe.observe(before, event)

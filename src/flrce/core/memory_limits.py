@@ -58,12 +58,12 @@ def _make_meta_state(recipe: Recipe, M: int, d: int, D: int) -> dict[str, Any]:
         return {}
 
 
-def estimate_server_bytes(recipe: Recipe, M: int, d: int, D: int, near: bool = False) -> int:
+def estimate_server_bytes(recipe: Recipe, M: int, d: int, D: int, on_device: bool = False) -> int:
     """Bytes a server needs for M clients and a model of D floats, d of them trained;
-    `near`: updates stay elsewhere.
+    `on_device`: updates stay elsewhere.
     """
     P = min(recipe.P, M)
-    if near:
+    if on_device:
         copies = BLOCKWISE_COPIES[1]
     elif _needs_few_copies(recipe, d):
         copies = BLOCKWISE_COPIES[0] * P + BLOCKWISE_COPIES[1]
@@ -128,17 +128,22 @@ def estimate_spare_bytes(recipe: Recipe, M: int, d: int, D: int) -> int | None:
 
 
 def check_memory(
-    recipe: Recipe, M: int, d: int, D: int, near: bool = False, staff: tuple[int, int] = (0, 0)
+    recipe: Recipe,
+    M: int,
+    d: int,
+    D: int,
+    on_device: bool = False,
+    workers: tuple[int, int] = (0, 0),
 ) -> None:
     """BadInput naming the figures if tables and workers cannot fit; a run is never killed for
     memory later.
     """
-    want, have = estimate_server_bytes(recipe, M, d, D, near), get_available_memory()
+    want, have = estimate_server_bytes(recipe, M, d, D, on_device), get_available_memory()
     # no more train at once than are asked
-    hands, each = (min(staff[0], recipe.P), staff[1] or estimate_worker_bytes(D))
-    if want + hands * each > WARNING_BYTES:
-        _warn_about_memory(want, hands, each, D)
-    if have is None or want + hands * each <= have:
+    count, each = (min(workers[0], recipe.P), workers[1] or estimate_worker_bytes(D))
+    if want + count * each > WARNING_BYTES:
+        _warn_about_memory(want, count, each, D)
+    if have is None or want + count * each <= have:
         return
     if want <= have:
         fit = (have - want) // each
@@ -148,15 +153,15 @@ def check_memory(
             else "lower train.batch or per_round, or take a smaller model"
         )
         raise BadInput(
-            f"{hands} of engine.workers with {each / 1e9:.1f} GB each need {hands * each / 1e9:.1f}"
+            f"{count} of engine.workers with {each / 1e9:.1f} GB each need {count * each / 1e9:.1f}"
             f" GB beside the server's {want / 1e9:.1f} GB, but {have / 1e9:.1f} GB are available;"
             f" {remedy}"
         )
-    raise BadInput(_explain_server_shortage(recipe, (M, d, D), want, have, max(hands, 1) * each))
+    raise BadInput(_explain_server_shortage(recipe, (M, d, D), want, have, max(count, 1) * each))
 
 
-def _warn_about_memory(want: int, hands: int, each: int, D: int) -> None:
-    whose = f"each of {hands} workers" if hands > 1 else "each worker"
+def _warn_about_memory(want: int, count: int, each: int, D: int) -> None:
+    whose = f"each of {count} workers" if count > 1 else "each worker"
     but = "" if each == estimate_worker_bytes(D) else " but for attention"
     log.warning(
         "memory: about %.1f GB for the server, and on a CPU %.1f GB and a batch's activations%s"
@@ -199,12 +204,12 @@ def _explain_server_shortage(
     )
 
 
-def has_memory_for_clients(recipe: Recipe, M: int, d: int, D: int, near: bool = False) -> bool:
+def has_memory_for_clients(recipe: Recipe, M: int, d: int, D: int, on_device: bool = False) -> bool:
     """Whether tables for M clients can be made beside those there are: they are copied when they
     grow.
     """
     have = get_available_memory()
-    return have is None or estimate_server_bytes(recipe, M, d, D, near) <= have
+    return have is None or estimate_server_bytes(recipe, M, d, D, on_device) <= have
 
 
 def _count_bytes(value: Any) -> int:

@@ -11,7 +11,6 @@ from flrce.core.engine import Engine
 from flrce.core.fleet_state import (
     count_absent,
     exclude_busy_clients,
-    get_sample_counts,
     reachable_clients,
     update_roster,
     view_with_fleet_state,
@@ -25,10 +24,10 @@ from flrce.core.pending import (
     find_inquiry_models,
     list_pending_tasks,
 )
+from flrce.core.piece_checks import validate_cohort_size, validate_selection
 from flrce.core.pieces import Recipe
 from flrce.core.roles import RoundView
 from flrce.core.types import RoundPlan, Selection, State, Task
-from flrce.core.validation import validate_cohort_size, validate_selection
 from flrce.rng import RoundStreams, make_stream
 
 
@@ -65,7 +64,7 @@ def plan_round(recipe: Recipe, engine: Engine, state: State, seed: int, T: int =
     busy = {task.task.k for task in pending}
     pool = exclude_busy_clients(pool, busy) if busy else pool
     inquiry, streams = LossInquiry(recipe, engine, state), RoundStreams(seed, t, state.attempt)
-    n = get_sample_counts(engine, state.roster)
+    n = engine.count_all_samples(state.roster)
     view = RoundView(
         t,
         validate_cohort_size(recipe.pace, recipe.pace.cohort_size(recipe.P, len(busy))),

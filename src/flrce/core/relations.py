@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from flrce.core import device_transfer
-from flrce.core.client_tables import RelationshipMap
+from flrce.core.state_values import RelationshipMap
 
 NEVER_SEEN = -(2**31)  # R of a client never heard from
 SMALLEST_NORM = torch.finfo(torch.float64).tiny  # in place of a length of 0

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flrce.core import device_transfer, reductions
+from flrce.core import device_transfer, linalg
 from flrce.rng import make_stream
 
 MAX_SHUFFLED_FLOATS = 2**22
@@ -78,7 +78,7 @@ class RotatedSketch:
             return sketch_on_device(
                 X, k, *_copy_to_device_of(self.there, X, self.offsets, self.signs, torch.arange(k))
             )
-        compiled = reductions.sum_rotated_blocks(X, self.signs, self.offsets, k)
+        compiled = linalg.sum_rotated_blocks(X, self.signs, self.offsets, k)
         if compiled is not None:
             return compiled[:, :k] + compiled[:, k:]
         x, signs, offsets = X.numpy(), self.signs.numpy(), self.offsets.tolist()

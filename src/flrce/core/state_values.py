@@ -1,5 +1,9 @@
 """What a piece's state may hold: each value becomes plain data and tensors, and from these itself
-again, type and all.
+again, type and all. Its tables over clients grow here, and only here, when a client appears.
+
+A piece declares a table as a field of its state: `field(metadata={"rows": True})`. "fill" says what
+a row holds before it is first written (0 unless given); "square" means a table over pairs of
+clients.
 
 Nothing is executed to read a value back: a class is looked up among modules that are loaded
 already, has to be a dataclass or a NamedTuple, and its fields are set without calling its
@@ -8,7 +12,7 @@ constructor.
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import Field, fields, is_dataclass
+from dataclasses import Field, fields, is_dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -322,3 +326,64 @@ DECODERS: dict[str, Callable[[list[Any], GetTensor], Any]] = {
     "dataclass": _decode_dataclass,
     "namedtuple": _decode_namedtuple,
 }
+
+
+class RelationshipMap:
+    """A selector's state that holds a map of clients, which run directories keep.
+
+    Subclass it with these fields to have the map stored; without H nothing is.
+    """
+
+    Omega: Tensor | None  # (M, M); None: a sketch, or too many clients
+    H: Tensor | None  # (M,)
+    R: Tensor  # (M,)
+
+
+def grow_tables(server_state: Mapping[str, Any], M: int) -> dict[str, Any]:
+    """Every piece's state with room for M clients; what has it already is left as it is."""
+    return {role: grow_state_tables(kept, M) for role, kept in server_state.items()}
+
+
+def grow_state_tables(kept: Any, M: int) -> Any:
+    """One state with room for M clients; also the tables of states that it holds."""
+    if type(kept) in (list, tuple):
+        parts = [grow_state_tables(part, M) for part in kept]
+        same = all(new is old for new, old in zip(parts, kept, strict=True))
+        return kept if same else type(kept)(parts)
+    if type(kept) is dict:
+        grown = {key: grow_state_tables(part, M) for key, part in kept.items()}
+        return kept if all(grown[key] is part for key, part in kept.items()) else grown
+    changes: dict[str, Any] = {}
+    for f in list_fields(kept):
+        table = getattr(kept, f.name)
+        if not isinstance(table, Tensor):
+            inner = grow_state_tables(table, M)
+            if inner is not table:
+                changes[f.name] = inner
+            continue
+        if not f.metadata.get("rows") or len(table) >= M:
+            continue
+        square = f.metadata.get("square")
+        changes[f.name] = (
+            grow_square_table(table, M)
+            if square
+            else grow_table(table, M, f.metadata.get("fill", 0.0))
+        )
+    return replace(kept, **changes) if changes else kept
+
+
+def grow_square_table(table: Tensor, rows: int) -> Tensor:
+    """The square table with at least this many rows and columns."""
+    if len(table) >= rows:
+        return table
+    wide = table.new_zeros(rows, rows)
+    wide[: len(table), : len(table)] = table
+    return wide
+
+
+def grow_table(table: Tensor, rows: int, fill: float = 0.0) -> Tensor:
+    """The table with at least this many rows."""
+    if len(table) >= rows:
+        return table
+    more = table.new_full((rows - len(table), *table.shape[1:]), fill)
+    return torch.cat([table, more])

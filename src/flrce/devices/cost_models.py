@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flrce.core.bounds import NonEmptyText
-from flrce.core.cost_table import add_cost_row
-from flrce.core.energy_basis import NETWORK_FIELD, reconcile_basis
+from flrce.core.cost_table import NETWORK_FIELD, add_cost_row, reconcile_basis
 from flrce.core.files import parse_csv, read_text_limited
 from flrce.core.payloads import is_plausible_cost
 from flrce.core.types import ClientCost

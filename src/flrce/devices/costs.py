@@ -11,6 +11,7 @@ import csv
 import fnmatch
 import logging
 import math
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
@@ -20,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flrce.core.energy_basis import MODELLED_FIELD, NETWORK_FIELD, reconcile_basis, replace_basis
-from flrce.core.files import parse_csv, parse_toml, read_text_limited
+from flrce.core.cost_table import MODELLED_FIELD, NETWORK_FIELD, reconcile_basis, replace_basis
+from flrce.core.files import parse_csv, read_text_limited
 from flrce.core.host import run_in_child
 from flrce.core.types import ClientCost
 from flrce.devices.flops import (
@@ -226,13 +227,13 @@ def _load_shipped_profile(name: str) -> DeviceProfile:
 
 def _parse_profile(name: str, text: str, where: str = "fleet.profile") -> DeviceProfile:
     try:
-        figures = parse_toml(text)
+        figures = tomllib.loads(text)
         for key in set(figures) & {"name", "network_joules", "assumed"}:
             raise ValueError(f"{key!r} is no figure of a device")
         assumed = frozenset(key for key, figure in figures.items() if is_assumed(figure))
         values = {key: figure["value"] for key, figure in figures.items()}
         return DeviceProfile(name, assumed=assumed, **values)
-    except (AttributeError, TypeError, KeyError, ValueError) as why:
+    except (AttributeError, TypeError, KeyError, ValueError, RecursionError) as why:
         raise BadInput(
             f"{where} {name!r} is malformed ({why}); copy a shipped one and change its values"
         ) from why

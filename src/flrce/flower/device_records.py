@@ -14,8 +14,8 @@ from typing import Any
 from flwr.app import Message, RecordDict
 from torch import Tensor
 
+from flrce.core.cost_table import MEASURED_FIELD
 from flrce.core.downlink import HeldPart, estimate_download_bytes
-from flrce.core.energy_basis import MEASURED_FIELD
 from flrce.core.payload_bytes import HASH_BYTES, count_bytes, count_download_bytes
 from flrce.core.payloads import PER_BYTE, WATTS, fingerprint_model
 from flrce.core.types import ClientCost, Download, PendingTask, Task

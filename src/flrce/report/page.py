@@ -16,8 +16,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from flrce.core.cost_table import COSTS, Cost
-from flrce.core.energy_basis import BASIS_FIELDS, describe_basis
+from flrce.core.cost_table import BASIS_FIELDS, COSTS, Cost, describe_basis
 from flrce.core.intervals import ConfidenceInterval
 from flrce.report import carbon, run_detail, tables
 from flrce.report.endings import describe_ending

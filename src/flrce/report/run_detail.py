@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flrce.core.checked_replies import FREE_OF_WASTE
 from flrce.core.cost_table import COSTS
-from flrce.core.costs import FREE_OF_WASTE
 from flrce.report.cost_per_point import build_course_chart, build_price_chart, find_course
 from flrce.report.endings import describe_ending, get_stop_criterion
 from flrce.report.selection import get_phase

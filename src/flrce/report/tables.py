@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flrce.core.cost_table import COSTS, Cost, list_spent_costs
-from flrce.core.energy_basis import assumed_share
+from flrce.core.cost_table import COSTS, Cost, assumed_share, list_spent_costs
 from flrce.core.intervals import ConfidenceInterval, confidence_interval, half_width
 from flrce.storage import metric_format as words
 from flrce.storage.read import RecordedRun

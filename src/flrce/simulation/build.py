@@ -17,11 +17,10 @@ from flrce.config.network import resolve_network_name
 from flrce.core import loop
 from flrce.core.engine import Engine
 from flrce.core.host import find_device
-from flrce.core.linalg import LARGE
+from flrce.core.linalg import LARGE_MODEL_FLOATS
 from flrce.core.memory_limits import estimate_spare_bytes
 from flrce.core.pieces import Recipe
 from flrce.core.types import Round, State, Task
-from flrce.core.update_placement import choose_placement, describe_placement
 from flrce.data.federation import Federation
 from flrce.data.fields import attach_fields, describe_fields
 from flrce.data.partition import has_class_labels
@@ -47,10 +46,11 @@ from flrce.models.inputs import (
 )
 from flrce.models.seeds import SeedSpaceNetwork
 from flrce.models.slicing import validate_recipe_network
-from flrce.simulation.baseline import describe_data
+from flrce.simulation.evaluation import describe_data
 from flrce.simulation.result import PersonalModels
 from flrce.simulation.run_slot import DeviceSchedulers, RunSlot
 from flrce.simulation.simulator import Simulator
+from flrce.simulation.update_placement import choose_placement, describe_placement
 from flrce.simulation.workers import PooledWorkers, start_workers
 from flrce.training.client import ClientRunner, find_personal_state
 from flrce.training.dry_run import unwrap_network_output, validate_on_samples
@@ -177,7 +177,7 @@ def build_simulation(
             deck.single,
             experiment.engine.updates,
         )
-        if size > LARGE:
+        if size > LARGE_MODEL_FLOATS:
             log.warning("%s", describe_placement(found, recipe.P, size, deck.device))
         return deck.open_slot(runner, precision, found)
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from flrce.config.experiment import Experiment
-from flrce.core.process_lifetime import Starter, describe_starter, end_with_starter
+from flrce.core.host import Starter, describe_starter, end_with_starter
 from flrce.core.types import RoundRecord
 from flrce.errors import BadInput, format_install_command, format_one_line
 from flrce.simulation import runs

@@ -23,8 +23,7 @@ from typing import Any
 import torch
 
 from flrce.config.experiment import Experiment
-from flrce.core.host import start_process
-from flrce.core.process_lifetime import Starter, describe_starter, end_with_parent
+from flrce.core.host import Starter, describe_starter, end_with_parent, start_process
 from flrce.core.types import Round
 from flrce.errors import BadInput, UnfinishedRun
 from flrce.simulation.result import Result

@@ -8,8 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from flrce.core.cost_table import COSTS
-from flrce.core.energy_basis import format_joules
+from flrce.core.cost_table import COSTS, format_joules
 from flrce.core.intervals import confidence_interval
 from flrce.core.record import RoundRecord, flatten_record
 from flrce.errors import BadInput, Diverged, format_install_command

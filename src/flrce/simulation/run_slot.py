@@ -18,7 +18,6 @@ from torch.utils import _pytree as pytree
 from flrce.core import device_transfer
 from flrce.core.payloads import fingerprint_model
 from flrce.core.types import Payload, RepliesWithTable, Reply
-from flrce.core.update_placement import HOST_PLACEMENT, UpdatePlacement
 from flrce.errors import format_one_line
 from flrce.models.flat import FrozenParameter
 from flrce.simulation.gpu_scheduler import (
@@ -27,8 +26,8 @@ from flrce.simulation.gpu_scheduler import (
     GpuScheduler,
     move_scores_to_host,
 )
-from flrce.simulation.worker_pool import WorkerFailure
-from flrce.simulation.workers import SampleScores, TaskInputs, Workers
+from flrce.simulation.update_placement import HOST_PLACEMENT, UpdatePlacement
+from flrce.simulation.workers import SampleScores, TaskInputs, WorkerFailure, Workers
 from flrce.training.client import ClientRunner, IndexArray, PreparedTask
 from flrce.training.precision import Precision
 from flrce.training.trainer import TrainingResult
@@ -166,7 +165,7 @@ class RunSlot(Workers):
 
     @property
     def updates_on_device(self) -> bool:
-        return self.placing.near
+        return self.placing.on_device
 
     @property
     def device_lock(self) -> AbstractContextManager[Any]:
@@ -180,7 +179,7 @@ class RunSlot(Workers):
         a time on the same device.
         """
         one_model = len({id(w) for w, *_ in orders}) == 1
-        if self.placing.lean and one_model and all(order[1].part.is_whole for order in orders):
+        if self.placing.in_table and one_model and all(order[1].part.is_whole for order in orders):
             try:
                 return self._train_into_table(orders)
             except RuntimeError as why:  # no memory for the table; other reasons are raised again
@@ -202,7 +201,7 @@ class RunSlot(Workers):
         rows = {i: row for row, i in enumerate(order)}
         on_device = [(there, task, index, client_state) for _, task, index, client_state in orders]
         replies = self._train_clients(on_device, [table[rows[i]] for i in range(len(orders))])
-        if self.placing.near:
+        if self.placing.on_device:
             return RepliesWithTable(replies, table, there)
         with self.device_lock:
             table = device_transfer.to_host(table)
@@ -246,7 +245,7 @@ class RunSlot(Workers):
     def score_models(self, jobs: Sequence[EvaluationJob]) -> list[SampleScores]:
         if not jobs:
             return []
-        if self.placing.lean:
+        if self.placing.in_table:
             with self.device_lock:
                 jobs = [(self.copies.get_copy(w), index) for w, index in jobs]
         trainer = self.scheduler.get_batch_trainer(self.runner.all)

@@ -37,8 +37,7 @@ from flrce.simulation.evaluation import (
     compute_client_metrics,
     compute_group_metrics,
 )
-from flrce.simulation.worker_pool import WorkerFailure
-from flrce.simulation.workers import SampleScores, TaskInputs, Workers
+from flrce.simulation.workers import SampleScores, TaskInputs, WorkerFailure, Workers
 from flrce.training.batches import Samples
 from flrce.training.client import ClientRunner, find_personal_state
 from flrce.training.free_riders import make_free_rider_reply

@@ -11,10 +11,10 @@ from typing import Any
 from safetensors.torch import save
 from torch import Tensor
 
-from flrce.core.client_tables import RelationshipMap
 from flrce.core.host import sync_folder
 from flrce.core.record import fill_start_times
 from flrce.core.roles import StopRule
+from flrce.core.state_values import RelationshipMap
 from flrce.core.types import Round, RoundRecord, State
 from flrce.errors import BadInput, format_one_line
 from flrce.storage import checkpoint

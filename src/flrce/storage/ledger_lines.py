@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from flrce.core.client_tables import RelationshipMap
 from flrce.core.record import FLAT_FIELDS, flatten_record
+from flrce.core.state_values import RelationshipMap
 from flrce.core.types import ClientRecord, Round, RoundRecord
 
 # For at most this many clients, the ledger has the rows of Omega by round (the report's slider).

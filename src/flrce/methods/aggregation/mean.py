@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from flrce.core import device_transfer, reductions
+from flrce.core import device_transfer, linalg
 from flrce.core.bounds import LearningRate, NonNegativeFloat
 from flrce.core.buffers import allocate_like
 from flrce.core.roles import Aggregator
@@ -58,11 +58,7 @@ def compute_reply_weights(n: Tensor, by: str, cap: float = 0.0) -> Tensor:
 def add_weighted_mean(w: Tensor, updates: Updates, n: Tensor, rate: float = 1.0) -> Tensor:
     """w plus the n-weighted mean of the updates, over whoever covers a coordinate."""
     made = allocate_like(w)
-    if (
-        rate == 1
-        and updates.covered is None
-        and reductions.write_weighted_mean(w, updates.U, n, made)
-    ):
+    if rate == 1 and updates.covered is None and linalg.write_weighted_mean(w, updates.U, n, made):
         return made
     columns = CHUNK_COLUMNS if device_transfer.is_on_host(w) else DEVICE_CHUNK_COLUMNS
     for start in range(0, len(w), columns):

@@ -5,8 +5,8 @@ under way.
 import math
 from dataclasses import dataclass, replace
 
-from flrce.core.async_state import AsyncState
 from flrce.core.bounds import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from flrce.core.pending import AsyncState
 from flrce.core.pieces import Recipe
 from flrce.core.roles import Pace
 from flrce.core.types import Task

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from flrce.core import device_transfer
 from flrce.core.bounds import NonNegativeFloat, NonNegativeInt, PositiveInt
-from flrce.core.client_tables import RelationshipMap
 from flrce.core.linalg import normalize_rows
 from flrce.core.relations import NEVER_SEEN
 from flrce.core.roles import RoundView, Selector
 from flrce.core.sketch import make_sketch
+from flrce.core.state_values import RelationshipMap
 from flrce.core.types import RoundEvent, Selection
 from flrce.methods.selection.client_groups import (
     cap_sample_counts,

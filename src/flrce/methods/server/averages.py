@@ -22,7 +22,7 @@ from flrce.core.bounds import (
     Proportion,
 )
 from flrce.core.buffers import allocate_like
-from flrce.core.linalg import LARGE
+from flrce.core.linalg import LARGE_MODEL_FLOATS
 from flrce.core.roles import ServerAverage
 from flrce.core.types import RoundEvent
 
@@ -123,7 +123,7 @@ class EMA(ServerAverage):
             return None
         d, products = event.updates.trainable, torch.zeros(3, dtype=torch.float64)
         vectors = (event.w[:d], event.w_next[:d], state.total[:d])
-        part = FLOATS_PER_CACHE_BLOCK if d > LARGE else FLOATS_PER_CAST
+        part = FLOATS_PER_CACHE_BLOCK if d > LARGE_MODEL_FLOATS else FLOATS_PER_CAST
         for w, w_next, total in zip(*(vector.split(part) for vector in vectors), strict=True):
             way, step = w - total / state.weight, (w_next - w).double()
             products += torch.stack([way @ step, way @ way, step @ step])

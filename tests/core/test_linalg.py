@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flrce.core import linalg, reductions
+from flrce.core import linalg
 from flrce.core.c_compiler import KernelUnavailable, find_toolchain
 from flrce.core.sketch import RotatedSketch
 from flrce.core.types import Updates
@@ -22,7 +22,7 @@ except KernelUnavailable as why:
 
 @pytest.fixture(autouse=True)
 def for_any_size(monkeypatch):
-    monkeypatch.setattr(reductions, "MIN_COMPILED_FLOATS", 0)
+    monkeypatch.setattr(linalg, "MIN_COMPILED_FLOATS", 0)
 
 
 def rows(P: int, d: int, seed: int, beside: int = 0) -> torch.Tensor:
@@ -44,7 +44,7 @@ SHAPES = st.tuples(
 def test_products_worked_by_hand():
     U = torch.tensor([[1.0, 2.0, 3.0], [4.0, -5.0, 6.0], [0.0, 0.0, -1.0]])
     # 1 + 4 + 9; 4 - 10 + 18; -3; 16 + 25 + 36; -6; 1
-    assert reductions.compiled_gram(U).tolist() == [
+    assert linalg.compiled_gram(U).tolist() == [
         [14.0, 12.0, -3.0],
         [12.0, 77.0, -6.0],
         [-3.0, -6.0, 1.0],
@@ -57,7 +57,7 @@ def test_products_of_all_pairs(shape):
     wide = U.double().numpy()
     expected = np.array([[float(np.dot(a, b)) for b in wide] for a in wide])
     size = np.sqrt(np.outer(np.diag(expected), np.diag(expected)))
-    found = reductions.compiled_gram(U).numpy()
+    found = linalg.compiled_gram(U).numpy()
     assert np.all(np.abs(found - expected) <= 1e-13 * size)
     assert np.array_equal(found, found.T)
 
@@ -65,7 +65,7 @@ def test_products_of_all_pairs(shape):
 def test_a_sign_that_float32_would_lose():
     # 1e8 * 1e8 - 1e8 * 1e8 - 1: in float32 nothing is left of the 1
     U = torch.tensor([[1e8, 1e8, 1.0], [1e8, -1e8, -1.0]])
-    assert float(reductions.compiled_gram(U)[0, 1]) == -1.0
+    assert float(linalg.compiled_gram(U)[0, 1]) == -1.0
     assert linalg.mean_conflicts(linalg.gram_matrix(U)) == 1.0
 
 
@@ -74,13 +74,13 @@ def test_means_have_torchs_bits(shape, n):
     U = rows(*shape)
     w, weights = rows(1, U.shape[1], shape[2] + 1)[0], [float(each) for each in n[: len(U)]]
     found = torch.empty_like(w)
-    assert reductions.write_weighted_mean(w, U, torch.tensor(weights, dtype=torch.float64), found)
+    assert linalg.write_weighted_mean(w, U, torch.tensor(weights, dtype=torch.float64), found)
     expected = w.double() + sum(a * u for a, u in zip(weights, U.double(), strict=True)) / sum(
         weights
     )
     assert torch.equal(found, expected.float())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reductions, "_load_library", lambda: None)
+        patch.setattr(linalg, "_load_library", lambda: None)
         assert torch.equal(
             add_weighted_mean(w, updates(U, weights), torch.tensor(weights, dtype=torch.float64)),
             found,
@@ -102,34 +102,34 @@ def test_sketches_have_numpys_bits(shape, k):
     S = RotatedSketch(k, torch.from_numpy(rng.integers(0, k, -(-d // k))), signs)
     found = S(U)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reductions, "_load_library", lambda: None)
+        patch.setattr(linalg, "_load_library", lambda: None)
         assert torch.equal(S(U), found)
 
 
 def test_what_is_not_plain_floats_in_memory_is_left_to_torch(monkeypatch):
     U, n, w = rows(3, 50, 0), torch.ones(3, dtype=torch.float64), torch.zeros(50)
-    assert reductions.compiled_gram(U.double()) is None
-    assert reductions.compiled_gram(U.T) is None  # columns lie apart
-    assert reductions.compiled_gram(U[:1].expand(3, 50)) is None  # rows that are one
-    assert not reductions.write_weighted_mean(w.double(), U, n, w)
-    assert not reductions.write_weighted_mean(
+    assert linalg.compiled_gram(U.double()) is None
+    assert linalg.compiled_gram(U.T) is None  # columns lie apart
+    assert linalg.compiled_gram(U[:1].expand(3, 50)) is None  # rows that are one
+    assert not linalg.write_weighted_mean(w.double(), U, n, w)
+    assert not linalg.write_weighted_mean(
         w, U, n / 3, w
     )  # products would be rounded, and torch's otherwise
-    monkeypatch.setattr(reductions, "MIN_COMPILED_FLOATS", 50)
-    assert reductions.compiled_gram(U) is None
+    monkeypatch.setattr(linalg, "MIN_COMPILED_FLOATS", 50)
+    assert linalg.compiled_gram(U) is None
     assert torch.allclose(linalg.gram_matrix(U), U.double() @ U.double().T)
 
 
 def test_without_a_compiler_torch_does_it(monkeypatch, caplog):
     monkeypatch.setenv("CC", "no-such-compiler")
-    reductions._load_library.cache_clear()
+    linalg._load_library.cache_clear()
     try:
         with caplog.at_level("INFO", logger="flrce"):
-            assert reductions.compiled_gram(rows(2, 9, 0)) is None
-            assert reductions.compiled_gram(rows(2, 9, 0)) is None
+            assert linalg.compiled_gram(rows(2, 9, 0)) is None
+            assert linalg.compiled_gram(rows(2, 9, 0)) is None
         assert [
             line for line in caplog.messages if "made by torch: no C compiler" in line
         ] == caplog.messages[:1]
         assert len(caplog.messages) == 1
     finally:
-        reductions._load_library.cache_clear()
+        linalg._load_library.cache_clear()

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from elsewhere import Mixed, elsewhere
 from flrce import Aggregator
 from flrce.config.experiment import Experiment
-from flrce.core import device_transfer, linalg, loop, memory_limits, sketch, update_placement
+from flrce.core import device_transfer, linalg, loop, memory_limits, sketch
 from flrce.core.gate import validate_replies
 from flrce.core.pieces import Payload
 from flrce.core.types import RepliesWithTable, Reply, Updates
@@ -32,7 +32,7 @@ from flrce.methods.catalogue.recipes import CATALOGUE
 from flrce.methods.selection.relationship import RelationshipSelector
 from flrce.methods.selection.turns import RoundRobinSelector
 from flrce.rng import make_stream
-from flrce.simulation import build, runs
+from flrce.simulation import build, runs, update_placement
 from flrce.simulation.run_slot import DeviceCopies, DeviceSchedulers, RunSlot
 from stub_engine import StubEngine
 
@@ -377,7 +377,7 @@ def test_large_models_are_gone_through_by_parts(piece, covered, monkeypatch):
         torch.arange(6), U, torch.tensor([3.0, 1, 4, 1, 5, 9]).double(), 290, covered=held
     )
     expected = piece(w, updates, None)
-    monkeypatch.setattr(linalg, "LARGE", 100)
+    monkeypatch.setattr(linalg, "LARGE_MODEL_FLOATS", 100)
     monkeypatch.setattr(robust, "CHUNK_COLUMNS", 64)
     torch.testing.assert_close(piece(w, updates, None), expected, rtol=1e-6, atol=1e-7)
 
@@ -553,10 +553,10 @@ def test_why_updates_come_to_the_host():
     def why(recipe, D=many, room=1 << 40, alone=True, wanted=None):
         return update_placement.choose_placement(recipe, D, D, room, alone, wanted)
 
-    assert why(fedavg) == update_placement.UpdatePlacement(near=True, lean=True)
+    assert why(fedavg) == update_placement.UpdatePlacement(on_device=True, in_table=True)
     assert "several runs" in why(fedavg, alone=False).why
     assert "quarter" in why(fedavg, room=1 << 20).why
-    assert not why(fedavg, room=1 << 20).lean
+    assert not why(fedavg, room=1 << 20).in_table
     assert why(fedavg, wanted="host") == update_placement.UpdatePlacement(
         False, True, "engine.updates = 'host'"
     )
@@ -577,7 +577,7 @@ def test_why_updates_come_to_the_host():
 def test_the_host_s_memory_is_said_without_updates_that_are_elsewhere():
     D = 135_000_000
     assert memory_limits.estimate_server_bytes(
-        RECIPES["fedavg"], 100, D, D, near=True
+        RECIPES["fedavg"], 100, D, D, on_device=True
     ) == pytest.approx(4 * D * 8, rel=0.01)
     assert Clients(far=True).updates_on_device
     assert not StubEngine().updates_on_device

@@ -18,10 +18,10 @@ PlacementSetting = Literal["device", "host"] | None
 
 @dataclass(frozen=True)
 class UpdatePlacement:
-    """Where updates are; `lean`: they are made on the device in one table, wherever that goes."""
+    """Where updates are; `in_table`: the device makes them in one table, wherever it goes."""
 
-    near: bool = False  # they stay on the device
-    lean: bool = False
+    on_device: bool = False  # they stay on the device
+    in_table: bool = False
     why: str = ""  # why they do not stay
 
 
@@ -83,8 +83,8 @@ def explain_host_only(recipe: Recipe) -> str:
 
 def describe_placement(found: UpdatePlacement, P: int, D: int, device: str) -> str:
     """One line about it, with what crosses to the host in a round."""
-    bytes_down = count_value_bytes(D * (1 if found.near else P))
-    if found.near:
+    bytes_down = count_value_bytes(D * (1 if found.on_device else P))
+    if found.on_device:
         return (
             f"updates are summed and compared on {device}: {bytes_down / 1e9:.2f} GB a round to the"
             " host"
