@@ -1,5 +1,6 @@
 """Sentences about stops: true beside the figures, and in the unit of the metric."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,7 @@ from flrce.methods.stopping.marginal_gain import (
     format_stop_reason,
     metric_scale,
 )
-from flrce.methods.stopping.wording import MetricScale
+from flrce.methods.stopping.wording import MetricScale, describe_change
 from flrce.report.why import explain_round, explain_run_end
 from flrce.simulation import runs
 from flrce.storage import read
@@ -40,6 +41,17 @@ def test_a_rise_is_never_denied() -> None:
                 text = format_stop_reason(estimate(gain, 0.1, alive, by))
                 assert "at most" not in text
                 assert ("has learnt nothing" in text) == (not alive and gain <= 0.1)
+
+
+@pytest.mark.parametrize("gain", [-3.0, -2.0, -0.4, 0.0, 0.4, 1.9, 2.1, 2.45])
+@pytest.mark.parametrize("error", [0.0, 0.3, 1.0, 1.29])
+def test_a_change_is_measured_where_its_range_leaves_out_zero(gain: float, error: float) -> None:
+    """2.45 with an error of 1.29 was "+2.45 +- 1.29", and yet "did not change measurably"."""
+    text = describe_change((), MeasuredGain(gain, error, 12), "reports", MetricScale())
+    amount = re.search(r"(\d+\.\d+) ± (\d+\.\d+) points", text)
+    assert amount is not None
+    covers_zero = float(amount[1]) <= float(amount[2])
+    assert ("did not change measurably" in text) == covers_zero
 
 
 def test_a_run_that_has_learnt_nothing_is_called_that_with_a_cause() -> None:

@@ -79,10 +79,9 @@ def describe_change(
             f"{scale.name} of the final model was {values[0]} in round {judged[0].t} and"
             f" {values[-1]} in round {judged[-1].t}. "
         )
-    size = (
-        f"{scale.format_number(abs(measured.gain), 2)} ± {scale.format_amount(measured.error, 2)}"
-    )
-    if abs(measured.gain) <= CHANGE_THRESHOLD_ERRORS * measured.error or not measured.gain:
+    width = CHANGE_THRESHOLD_ERRORS * measured.error  # the range that is printed decides
+    size = f"{scale.format_number(abs(measured.gain), 2)} ± {scale.format_amount(width, 2)}"
+    if abs(measured.gain) <= width or not measured.gain:
         how = f"did not change measurably ({'-' if measured.gain < 0 else '+'}{size})"
     else:
         how = f"{'improved' if measured.gain > 0 else 'became worse'} by {size}"
