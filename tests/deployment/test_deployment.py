@@ -4,8 +4,11 @@ restarted and attacked.
 
 import json
 import os
+import random
+import re
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -322,3 +325,45 @@ finally:
     print(fleet.logs()[-3000:])
     fleet.close()
 """
+
+
+LINE_APP = Path(__file__).parents[1] / "faults" / "line_app"
+SOAK_ROUNDS, KILL_EVERY = 30, 3
+
+
+@pytest.mark.slow
+def test_thirty_rounds_with_a_kill_in_every_third(tmp_path):
+    """The ServerApp is killed at a random moment after every third round and the app is run again:
+    what was committed stays as it was, and no logged round is trained again.
+    """
+    state, fleet, runs = tmp_path / "state", Fleet(tmp_path / "fleet"), []
+    kept: list[list[bytes]] = []
+    what = f'state="{state}" rounds={SOAK_ROUNDS} timeout=120.0'
+    try:
+        for k in range(3):
+            fleet.node(k)
+        online = lambda: fleet.flwr("supernode", "list", "test").count("online") >= 3  # noqa: E731
+        fleet._until(online, 240, "the nodes", every=1)
+        for kill in range(SOAK_ROUNDS // KILL_EVERY):
+            runs.append(fleet.run(what, LINE_APP))
+            reached = kill * KILL_EVERY + KILL_EVERY - 1
+            fleet._until(lambda n=reached: len(rounds(state)) >= n, 400, f"round {reached}")
+            time.sleep(random.Random(kill).uniform(0, 6))
+            for process in fleet.serverapps():
+                os.kill(process, signal.SIGKILL)
+            # the last line of those waited for may not be committed yet
+            kept.append((state / "rounds.jsonl").read_bytes().splitlines()[: reached - 1])
+        runs.append(fleet.run(what, LINE_APP))
+        assert fleet.finish(runs[-1], 600) == "finished:completed"
+        logs = "".join(fleet.flwr("log", run, "test", "--show") for run in runs)
+    finally:
+        fleet.close()
+    committed = rounds(state)
+    assert [line["t"] for line in committed] == list(range(1, SOAK_ROUNDS + 1))
+    assert {line["outcome"] for line in committed} == {"committed"}
+    logged = [int(t) for t in re.findall(r"round (\d+) committed", logs)]
+    assert len(logged) == len(set(logged))
+    assert len(runs) == SOAK_ROUNDS // KILL_EVERY + 1
+    lines = (state / "rounds.jsonl").read_bytes().splitlines()
+    assert all(lines[: len(before)] == before for before in kept)
+    assert (state / "summary.json").exists()

@@ -13,6 +13,7 @@ import flrce
 from flrce.cli.cli import main
 from flrce.core.cost_table import COSTS
 from flrce.data.sources import IGNORED_TARGET
+from flrce.inference.model_folder import make_card
 from flrce.models.adapters import add_lora_adapters
 from flrce.models.llama import load_llama
 from flrce.models.nets import build_network
@@ -211,6 +212,21 @@ def test_other_networks_become_a_folder_with_a_card(tmp_path, capsys):
     assert f"| Energy | {COSTS['joules'].format_amount(joules)} |" in body
     assert f"| Traffic | {COSTS['bytes'].format_amount(traffic)} |" in body
     assert (tmp_path / "hub" / "model.json").is_file()
+
+
+@pytest.mark.parametrize("value", [0.75, None], ids=["evaluated", "never evaluated"])
+def test_the_hubs_library_reads_the_card(tmp_path, value):
+    """Also of a run whose clients know neither a metric nor their joules."""
+    hub = pytest.importorskip("huggingface_hub", reason="needs flrce[huggingface]")
+    summary = {"metric": "accuracy", "value": value, "rounds": 2, "bytes_up": 5e6, "bytes_down": 0,
+               "joules": 0.0, "energy": "unknown", "parameters": 10, "versions": {"flrce": "1"}}  # fmt: skip
+    (tmp_path / "README.md").write_bytes(make_card(flrce.Experiment(), summary, "usage"))
+    card = hub.ModelCard.load(tmp_path / "README.md")
+    found = [result.metric_value for result in card.data.eval_results or []]
+    assert found == ([0.75] if value else [])
+    assert card.data.library_name == "flrce"
+    assert "| Traffic | 5 MB |" in card.text
+    assert "Energy is unknown." in card.text
 
 
 def test_a_folder_that_is_no_run_is_not_exported(tmp_path):

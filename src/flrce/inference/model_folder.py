@@ -113,8 +113,9 @@ def make_card(experiment: Experiment, summary: Mapping[str, Any], usage: str) ->
         "library_name": "flrce",
         "tags": ["federated-learning", "flrce", recipe],
         "metrics": [metric],
-        "model-index": [{"name": title, "results": [result]}],
     }
+    if value is not None:  # the Hub refuses a result without a value
+        front["model-index"] = [{"name": title, "results": [result]}]
     if grams := summary.get("grams"):
         source = "flrce, from modelled energy and the grid's carbon intensity"
         front["co2_eq_emissions"] = {"emissions": grams, "source": source}
