@@ -75,6 +75,17 @@ def test_a_network_without_a_fused_kernel_trains_with_torch_and_one_line_says_wh
         start_workers(shop, "native", 1)
 
 
+def test_an_objective_that_fast_kernels_never_support_is_no_warning(caplog):
+    targets = {"objective": {"name": "multi-label"}, "data": {"name": "digits"}}
+    objective = Experiment.from_tables(SMALL | targets).build_objective("labels")
+    samples = Samples(torch.zeros(4, 1, 8, 8), torch.zeros(4, 3))
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    with caplog.at_level("INFO"):
+        start_workers(ClientRunner(net, (1, 8, 8), samples, objective=objective), "auto", 1).close()
+    (record,) = [each for each in caplog.records if "PyTorch trainer" in each.getMessage()]
+    assert record.levelname == "INFO"
+
+
 def test_a_recipe_without_a_fused_kernel_trains_with_torch_and_one_line_says_why(caplog):
     built = runs.build_simulation(Experiment.from_tables(SMALL | {"recipe": {"name": "fedsam"}}))
     built.engine.close()

@@ -38,6 +38,7 @@ from flrce.training.cpu import explain_no_kernel
 from flrce.training.cpu.cells import has_compiled_steps
 from flrce.training.cpu.shares import count_attention_bytes
 from flrce.training.cpu.shortcuts import find_widest_layer
+from flrce.training.objectives import Classification
 
 WorkerJob = tuple[Any, ...]
 WorkFunction = Callable[..., Any]
@@ -393,9 +394,10 @@ def _choose_kernel(runner: ClientRunner, kind: str, task: Task | None) -> str:
         else []
     )
     more += ["wide layers by compiled code"] if find_widest_layer(runner.net) else []
-    log.warning(
-        "using the PyTorch trainer%s: %s", f" with {' and '.join(more)}" if more else "", why
-    )
+    # the fast kernels are for classification: for other objectives this is what to expect
+    level = logging.WARNING if isinstance(runner.objective, Classification) else logging.INFO
+    trainer = f"using the PyTorch trainer{' with ' if more else ''}{' and '.join(more)}"
+    log.log(level, "%s: %s", trainer, why)
     return "torch"
 
 
