@@ -18,7 +18,6 @@ from flrce.core.pieces import NoCompression
 from flrce.core.types import Payload, PendingTask, Reply, Task
 from flrce.errors import BadInput
 from flrce.methods.catalogue import recipes
-from flrce.methods.compression.buffers import count_floats
 from flrce.methods.compression.error_feedback import ErrorFeedback
 from flrce.methods.compression.quantize import Quantizer
 from flrce.methods.compression.rotated import RotatedCode
@@ -27,6 +26,7 @@ from flrce.methods.compression.tensors import TensorDropout
 from flrce.methods.stopping.budget import CostBudget
 from flrce.models.flat import pack_model
 from flrce.simulation import runs
+from flrce_client.layout import count_floats
 
 
 def test_bytes_are_counted_by_each_tensors_own_type():

@@ -18,7 +18,6 @@ from flrce.methods.compression import hadamard
 from flrce.methods.compression.buffers import (
     pack_bits,
     pack_bits_with_torch,
-    split_statistics,
     unpack_bits,
     unpack_bits_with_torch,
 )
@@ -26,6 +25,7 @@ from flrce.methods.compression.error_feedback import ErrorFeedback
 from flrce.methods.compression.hadamard import draw_signs, plan_chunks, transform_hadamard
 from flrce.methods.compression.rotated import BLOCKS, CENTROIDS, RotatedCode
 from flrce.rng import make_stream
+from flrce_client.layout import split_statistics
 from flrce_client.rotated import RotatedCodec
 from training import require_valid_fields
 

@@ -17,7 +17,7 @@ from flrce.core.roles import RoundView
 from flrce.core.types import ClientCost, LocalWork, RoundEvent, Task, Updates
 from flrce.errors import BadInput
 from flrce.methods.catalogue import recipes
-from flrce.methods.client import gradient_tracking
+from flrce.methods.client import fedcom
 from flrce.methods.client.fedcom import CorrectedTraining
 from flrce.methods.client.workload import (
     DeadlineTraining,
@@ -263,31 +263,25 @@ def test_the_correction_is_fedcomgates():
 
 def test_what_was_kept_of_a_round_that_did_not_count_lapses():
     task = Task(
-        "a",
-        0,
-        5,
-        seed=0,
-        tensors={gradient_tracking.ROUND: torch.tensor([2]), gradient_tracking.MEAN: torch.ones(3)},
+        "a", 0, 5, seed=0, tensors={fedcom.ROUND: torch.tensor([2]), fedcom.MEAN: torch.ones(3)}
     )
 
     def kept(t):
         state = {
-            gradient_tracking.DELTA: torch.full((3,), 4.0),
+            fedcom.DELTA: torch.full((3,), 4.0),
             "start": torch.zeros(3),
-            gradient_tracking.ROUND: torch.tensor([t]),
+            fedcom.ROUND: torch.tensor([t]),
             "length": torch.tensor([0.1 * 2, 2.0]),
         }
-        return gradient_tracking.GradientCorrection().end_round(torch.ones(3), state)[0]
+        return fedcom.GradientCorrection().end_round(torch.ones(3), state)[0]
 
     # lr .1, 2 steps: own = -1 / (.1 * 2) = -5, and the mean's part 1 / 2: 4 - 5 - .5
-    assert gradient_tracking.resolve_gradient_correction(
-        task, kept(2), 3
-    ).tolist() == pytest.approx([-1.5] * 3)
-    assert gradient_tracking.resolve_gradient_correction(task, kept(4), 3).tolist() == [4.0] * 3
+    assert fedcom.resolve_gradient_correction(task, kept(2), 3).tolist() == pytest.approx(
+        [-1.5] * 3
+    )
+    assert fedcom.resolve_gradient_correction(task, kept(4), 3).tolist() == [4.0] * 3
     assert (
-        gradient_tracking.resolve_gradient_correction(
-            replace(task, tensors={}), kept(2), 3
-        ).tolist()
+        fedcom.resolve_gradient_correction(replace(task, tensors={}), kept(2), 3).tolist()
         == [4.0] * 3
     )
 

@@ -36,10 +36,9 @@ from flrce.methods.aggregation.robust import ClippedMean, CoordinateMedian, Krum
 from flrce.methods.aggregation.root_trust import FLTrust
 from flrce.methods.aggregation.staleness import FedAsyncMixing, StalenessDiscountedMean
 from flrce.methods.client.combined import CombinedTraining
-from flrce.methods.client.fedcom import CorrectedTraining
+from flrce.methods.client.fedcom import CorrectedTraining, GradientCorrection
 from flrce.methods.client.feddyn import DynamicRegularizer, DynamicTraining
 from flrce.methods.client.fedkseed import FiniteDifferences, ZerothOrderTraining
-from flrce.methods.client.gradient_tracking import GradientCorrection
 from flrce.methods.client.label_census import LabelCensus, LabelReportingTraining
 from flrce.methods.client.model_groups import GivenGroup, LowestLossGroup
 from flrce.methods.client.moon import ContrastiveTerm

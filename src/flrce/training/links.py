@@ -15,7 +15,7 @@ from flrce.core.types import Task
 from flrce.models.flat import ModelLayout
 from flrce.training.schedules import ConstantRate, Schedule
 
-NamedTensors = Mapping[str, Tensor]
+Tensors = Mapping[str, Tensor]
 # among what a link's `end_round` keeps: the whole model (size,) that the client is judged by
 PERSONAL_MODEL_KEY = "personal"
 LINK_METHODS = ("step", "probe", "loss_term")  # a link has one of them
@@ -80,45 +80,41 @@ class Link:
     remembers within a round is its state, named tensors that `begin_round` makes.
     """
 
-    def begin_round(
-        self, w: Tensor, local: ClientContext, client_state: NamedTensors
-    ) -> NamedTensors:
+    def begin_round(self, w: Tensor, local: ClientContext, client_state: Tensors) -> Tensors:
         """The state at the start of a round; `client_state` is what the client kept."""
         return {}
 
-    def step(self, g: Tensor, w: Tensor, state: NamedTensors) -> tuple[Tensor, NamedTensors]:
+    def step(self, g: Tensor, w: Tensor, state: Tensors) -> tuple[Tensor, Tensors]:
         """The gradient (..., d) that the next link gets, and the state after the step."""
         return g, state
 
-    def probe(
-        self, g: Tensor, w: Tensor, state: NamedTensors, batch: Batch
-    ) -> tuple[Tensor, NamedTensors]:
+    def probe(self, g: Tensor, w: Tensor, state: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
         """`step` for a link that needs more than one gradient: SAM, DP-SGD, a second model."""
         return self.step(g, w, state)
 
-    def loss_term(self, batch: Batch, state: NamedTensors) -> Tensor:
+    def loss_term(self, batch: Batch, state: Tensors) -> Tensor:
         """(n,) added to the loss of each sample: a contrast of features, distillation."""
         raise NotImplementedError(f"{type(self).__name__} has no loss_term")
 
     def estimate(
-        self, losses: Callable[[], Tensor], w: Tensor, state: NamedTensors
+        self, losses: Callable[[], Tensor], w: Tensor, state: Tensors
     ) -> tuple[Tensor, Tensor]:
         """Losses and a gradient from losses alone, with `forward_passes` forward passes and none
         backward. `losses()` are those of the batch at w, which the link may move meanwhile.
         """
         raise NotImplementedError(f"{type(self).__name__} has no estimate")
 
-    def frozen_coordinates(self, state: NamedTensors) -> Tensor | None:
+    def frozen_coordinates(self, state: Tensors) -> Tensor | None:
         """(d,) bool: coordinates that do not move in this step, whatever the next links do."""
         return None
 
-    def ends_training(self, state: NamedTensors) -> bool:
+    def ends_training(self, state: Tensors) -> bool:
         """Whether the client stops after this step, before all of its batches: early exit, a limit
         of its own. What it did is booked, not what was planned.
         """
         return False
 
-    def end_round(self, w: Tensor, state: NamedTensors) -> tuple[NamedTensors, NamedTensors]:
+    def end_round(self, w: Tensor, state: Tensors) -> tuple[Tensors, Tensors]:
         """What the client keeps until its next task, and what travels to the server as
         `updates.extras`.
         """

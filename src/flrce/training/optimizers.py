@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flrce.core.roles import overrides
 from flrce.errors import BadInput
-from flrce.training.links import ClientContext, Link, NamedTensors
+from flrce.training.links import ClientContext, Link, Tensors
 from flrce.training.schedules import ConstantRate, Schedule
 
 PositiveFloat = Annotated[float, Field(gt=0)]
@@ -27,7 +27,7 @@ class GradientClip(Link):
     norm: PositiveFloat = 1.0
     supports_client_batches: ClassVar[bool] = True
 
-    def step(self, g: Tensor, w: Tensor, state: NamedTensors) -> tuple[Tensor, NamedTensors]:
+    def step(self, g: Tensor, w: Tensor, state: Tensors) -> tuple[Tensor, Tensors]:
         length = g.norm(dim=-1, keepdim=True)
         return g * (self.norm / length.clamp(min=torch.finfo(g.dtype).tiny)).clamp(max=1.0), state
 
@@ -39,7 +39,7 @@ class WeightDecay(Link):
     decay: NonNegativeFloat = 1e-4
     supports_client_batches: ClassVar[bool] = True
 
-    def step(self, g: Tensor, w: Tensor, state: NamedTensors) -> tuple[Tensor, NamedTensors]:
+    def step(self, g: Tensor, w: Tensor, state: Tensors) -> tuple[Tensor, Tensors]:
         return g.add(w, alpha=self.decay), state
 
 
@@ -56,9 +56,7 @@ class ProximalTerm(Link):
     def supports_client_batches(self) -> bool:
         return self.squared
 
-    def begin_round(
-        self, w: Tensor, local: ClientContext, client_state: NamedTensors
-    ) -> NamedTensors:
+    def begin_round(self, w: Tensor, local: ClientContext, client_state: Tensors) -> Tensors:
         state = {"start": w.clone()}
         if not self.squared:
             state["spans"] = torch.tensor(
@@ -66,7 +64,7 @@ class ProximalTerm(Link):
             )
         return state
 
-    def step(self, g: Tensor, w: Tensor, state: NamedTensors) -> tuple[Tensor, NamedTensors]:
+    def step(self, g: Tensor, w: Tensor, state: Tensors) -> tuple[Tensor, Tensors]:
         pull = w - state["start"]
         if not self.squared:
             parts = [pull[start:end] for start, end in state["spans"].tolist()]
@@ -84,12 +82,10 @@ class Momentum(Link):
     nesterov: bool = False
     supports_client_batches: ClassVar[bool] = True
 
-    def begin_round(
-        self, w: Tensor, local: ClientContext, client_state: NamedTensors
-    ) -> NamedTensors:
+    def begin_round(self, w: Tensor, local: ClientContext, client_state: Tensors) -> Tensors:
         return {"b": torch.zeros_like(w)}
 
-    def step(self, g: Tensor, w: Tensor, state: NamedTensors) -> tuple[Tensor, NamedTensors]:
+    def step(self, g: Tensor, w: Tensor, state: Tensors) -> tuple[Tensor, Tensors]:
         b = self.beta * state["b"] + g
         return (g.add(b, alpha=self.beta) if self.nesterov else b), {"b": b}
 
@@ -106,15 +102,13 @@ class GradientShift(Link):
     name: Annotated[str, Field(min_length=1, max_length=60)] = "drift"
     supports_client_batches: ClassVar[bool] = True
 
-    def begin_round(
-        self, w: Tensor, local: ClientContext, client_state: NamedTensors
-    ) -> NamedTensors:
+    def begin_round(self, w: Tensor, local: ClientContext, client_state: Tensors) -> Tensors:
         sent, kept = local.task.tensors.get(self.name), client_state.get(self.name)
         shift = torch.zeros_like(w)
         shift = shift if sent is None else shift + sent
         return {"shift": shift if kept is None else shift - kept}
 
-    def step(self, g: Tensor, w: Tensor, state: NamedTensors) -> tuple[Tensor, NamedTensors]:
+    def step(self, g: Tensor, w: Tensor, state: Tensors) -> tuple[Tensor, Tensors]:
         return g + state["shift"], state
 
 
@@ -126,7 +120,7 @@ class SGD(Link):
     schedule: Schedule = field(default=ConstantRate(), metadata={"piece": "schedule"})
     supports_client_batches: ClassVar[bool] = True
 
-    def step(self, g: Tensor, w: Tensor, state: NamedTensors) -> tuple[Tensor, NamedTensors]:
+    def step(self, g: Tensor, w: Tensor, state: Tensors) -> tuple[Tensor, Tensors]:
         return g, state
 
 
@@ -142,16 +136,14 @@ class Adam(Link):
     schedule: Schedule = field(default=ConstantRate(), metadata={"piece": "schedule"})
     supports_client_batches: ClassVar[bool] = True
 
-    def begin_round(
-        self, w: Tensor, local: ClientContext, client_state: NamedTensors
-    ) -> NamedTensors:
+    def begin_round(self, w: Tensor, local: ClientContext, client_state: Tensors) -> Tensors:
         return {
             "m": torch.zeros_like(w),
             "v": torch.zeros_like(w),
             "s": torch.zeros_like(w[..., :1]),
         }
 
-    def step(self, g: Tensor, w: Tensor, state: NamedTensors) -> tuple[Tensor, NamedTensors]:
+    def step(self, g: Tensor, w: Tensor, state: Tensors) -> tuple[Tensor, Tensors]:
         m = torch.lerp(g, state["m"], self.beta1)
         v = torch.lerp(g.square(), state["v"], self.beta2)
         s = state["s"] + 1
@@ -190,16 +182,14 @@ class PersistentLink(Link):
     def supports_client_batches(self) -> bool:
         return self.inner.supports_client_batches
 
-    def begin_round(
-        self, w: Tensor, local: ClientContext, client_state: NamedTensors
-    ) -> NamedTensors:
+    def begin_round(self, w: Tensor, local: ClientContext, client_state: Tensors) -> Tensors:
         fresh = self.inner.begin_round(w, local, client_state)
         return {name: client_state.get(name, value) for name, value in fresh.items()}
 
-    def step(self, g: Tensor, w: Tensor, state: NamedTensors) -> tuple[Tensor, NamedTensors]:
+    def step(self, g: Tensor, w: Tensor, state: Tensors) -> tuple[Tensor, Tensors]:
         return self.inner.step(g, w, state)
 
-    def end_round(self, w: Tensor, state: NamedTensors) -> tuple[NamedTensors, NamedTensors]:
+    def end_round(self, w: Tensor, state: Tensors) -> tuple[Tensors, Tensors]:
         return dict(state), {}
 
     @property

@@ -26,13 +26,13 @@ from flrce.training.batches import SampleBatches, Samples
 from flrce.training.cpu import Kernel
 from flrce.training.cpu.cells import compile_gru_layers
 from flrce.training.cpu.shortcuts import Shortcuts, find_widest_layer, is_worth_compiling
-from flrce.training.links import ClientContext, Link, NamedTensors
+from flrce.training.links import ClientContext, Link, Tensors
 from flrce.training.objectives import Classification, Objective, validate_per_sample
 from flrce.training.pooling_layers import use_fast_pools
 from flrce.training.precision import Precision, autocast_network, use_deterministic_kernels
 from flrce.training.update_chain import UpdateChain
 
-LinkStates = tuple[NamedTensors, ...]  # of each link of the update
+LinkStates = tuple[Tensors, ...]  # of each link of the update
 # samples an evaluation looks at together: fits the cache, where one giant batch does not
 EVALUATION_CHUNK_SAMPLES = 250
 

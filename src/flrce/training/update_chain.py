@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flrce.core.piece_checks import explain_renamed_method
 from flrce.errors import BadInput, format_one_line
-from flrce.training.links import Batch, ClientContext, Link, NamedTensors, explain_wrong_link
+from flrce.training.links import Batch, ClientContext, Link, Tensors, explain_wrong_link
 from flrce.training.optimizers import (
     SGD,
     Adam,
@@ -82,8 +82,8 @@ class UpdateChain:
         return UpdateChain((link, *self.links))
 
     def begin_round(
-        self, w: Tensor, local: ClientContext, client_state: NamedTensors
-    ) -> tuple[NamedTensors, ...]:
+        self, w: Tensor, local: ClientContext, client_state: Tensors
+    ) -> tuple[Tensors, ...]:
         return tuple(
             link.begin_round(w, local, _select_link_state(client_state, i))
             for i, link in enumerate(self.links)
@@ -121,13 +121,13 @@ class UpdateChain:
     def _ending_links(self) -> tuple[int, ...]:
         return tuple(i for i, link in enumerate(self.links) if link.may_end_early)
 
-    def ends_training(self, states: tuple[NamedTensors, ...]) -> bool:
+    def ends_training(self, states: tuple[Tensors, ...]) -> bool:
         """Whether some link stops the client after this step."""
         return any(self.links[i].ends_training(states[i]) for i in self._ending_links)
 
     def step(
-        self, g: Tensor, w: Tensor, states: tuple[NamedTensors, ...], batch: Batch | None = None
-    ) -> tuple[Tensor, tuple[NamedTensors, ...]]:
+        self, g: Tensor, w: Tensor, states: tuple[Tensors, ...], batch: Batch | None = None
+    ) -> tuple[Tensor, tuple[Tensors, ...]]:
         """The direction that the links make of g, and their states after it; `batch` is for those
         that ask.
         """
@@ -141,7 +141,7 @@ class UpdateChain:
             after.append(state)
         return g, tuple(after)
 
-    def compute_loss_terms(self, batch: Batch, states: tuple[NamedTensors, ...]) -> list[Tensor]:
+    def compute_loss_terms(self, batch: Batch, states: tuple[Tensors, ...]) -> list[Tensor]:
         """What the links add to each sample's loss, (n,) each."""
         found = []
         for i in sorted(self._loss_term_links):
@@ -155,7 +155,7 @@ class UpdateChain:
             found.append(term)
         return found
 
-    def frozen_coordinates(self, states: tuple[NamedTensors, ...]) -> list[Tensor]:
+    def frozen_coordinates(self, states: tuple[Tensors, ...]) -> list[Tensor]:
         """Coordinates that do not move in this step, (d,) bool each."""
         found = [
             link.frozen_coordinates(state) for link, state in zip(self.links, states, strict=True)
@@ -172,7 +172,7 @@ class UpdateChain:
         return sizes
 
     def end_round(
-        self, w: Tensor, states: tuple[NamedTensors, ...]
+        self, w: Tensor, states: tuple[Tensors, ...]
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """(what stays with the client, what travels), each name with its link's number before
         it.
@@ -187,7 +187,7 @@ class UpdateChain:
         return kept, sent
 
 
-def _validate_link_end(link: Any, found: Any) -> tuple[NamedTensors, NamedTensors]:
+def _validate_link_end(link: Any, found: Any) -> tuple[Tensors, Tensors]:
     """What a link keeps and sends, if both are named tensors."""
     if isinstance(found, tuple) and len(found) == 2:
         parts = [part for part in found if isinstance(part, Mapping)]
@@ -212,7 +212,7 @@ def _refuse_second_sender(link: Any, names: Mapping[str, Any], sent: Mapping[str
             )
 
 
-def _select_link_state(client_state: NamedTensors, i: int) -> dict[str, Tensor]:
+def _select_link_state(client_state: Tensors, i: int) -> dict[str, Tensor]:
     """What link i kept, without its number."""
     return {
         name.removeprefix(f"{i}."): value
@@ -243,7 +243,7 @@ def match_plain_sgd(update: UpdateChain, local: ClientContext) -> PlainSGD | str
     return PlainSGD(rates.pop(), prox.mu, prox.squared or not prox.mu)
 
 
-def _validate_link_step(link: Any, how: str, found: Any, g: Tensor) -> tuple[Tensor, NamedTensors]:
+def _validate_link_step(link: Any, how: str, found: Any, g: Tensor) -> tuple[Tensor, Tensors]:
     """What a link gave, if it is what a link gives: links are users' own as well."""
     name = f"{type(link).__name__}.{how}"
     if not isinstance(found, tuple) or len(found) != 2:

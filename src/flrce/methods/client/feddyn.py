@@ -1,6 +1,5 @@
 """FedDyn (Acar et al. 2021), the client's half; methods/server/feddyn.py is the server's."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,11 +17,10 @@ from flrce.methods.client.step_counts import (
     resolve_client_vector,
     update_counted_rounds,
 )
-from flrce.training.links import ClientContext, Link
+from flrce.training.links import ClientContext, Link, Tensors
 
 # with a client: the sum of its updates so far, which is minus its dual variable over alpha
 UPDATE_SUM_KEY = "feddyn.way"
-Tensors = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ the two-point estimate of zeroth-order fine-tuning (MeZO, Malladi et al. 2023) a
 inference.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -19,9 +19,8 @@ from flrce.core.bounds import PositiveInt
 from flrce.core.roles import LocalTrainer, RoundView
 from flrce.core.types import Task
 from flrce.rng import make_stream
-from flrce.training.links import ClientContext, Link
+from flrce.training.links import ClientContext, Link, Tensors
 
-Tensors = Mapping[str, Tensor]
 PositiveFloat = Annotated[float, Field(gt=0)]
 
 

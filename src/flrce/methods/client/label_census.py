@@ -11,7 +11,7 @@ from flrce.core.bounds import PositiveInt
 from flrce.core.roles import LocalTrainer, RoundView
 from flrce.core.types import Task
 from flrce.errors import BadInput
-from flrce.training.links import Batch, ClientContext, Link, NamedTensors
+from flrce.training.links import Batch, ClientContext, Link, Tensors
 
 LABEL_SHARES_KEY = "labels"  # in a reply: (classes,) shares of the samples that were trained on
 
@@ -24,14 +24,10 @@ class LabelCensus(Link):
 
     classes: PositiveInt = 10
 
-    def begin_round(
-        self, w: Tensor, local: ClientContext, client_state: NamedTensors
-    ) -> NamedTensors:
+    def begin_round(self, w: Tensor, local: ClientContext, client_state: Tensors) -> Tensors:
         return {LABEL_SHARES_KEY: torch.zeros(self.classes)}
 
-    def probe(
-        self, g: Tensor, w: Tensor, state: NamedTensors, batch: Batch
-    ) -> tuple[Tensor, NamedTensors]:
+    def probe(self, g: Tensor, w: Tensor, state: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
         y = batch.y.flatten().cpu()
         if y.is_floating_point() or int(y.max()) >= self.classes or int(y.min()) < 0:
             raise BadInput(
@@ -46,7 +42,7 @@ class LabelCensus(Link):
     def list_extra_sizes(self, d: int) -> Mapping[str, int]:
         return {LABEL_SHARES_KEY: self.classes}
 
-    def end_round(self, w: Tensor, state: NamedTensors) -> tuple[NamedTensors, NamedTensors]:
+    def end_round(self, w: Tensor, state: Tensors) -> tuple[Tensors, Tensors]:
         counts = state[LABEL_SHARES_KEY]
         return {}, {LABEL_SHARES_KEY: counts / counts.sum().clamp(min=1.0)}
 

@@ -14,9 +14,7 @@ from torch import Tensor
 from flrce.core.bounds import PositiveInt
 from flrce.errors import BadInput
 from flrce.models.model_groups import GROUP_TENSOR, find_group_columns
-from flrce.training.links import ClientContext, Link
-
-Tensors = Mapping[str, Tensor]
+from flrce.training.links import ClientContext, Link, Tensors
 
 
 @dataclass(frozen=True)

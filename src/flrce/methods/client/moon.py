@@ -2,7 +2,6 @@
 last model.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,9 +12,7 @@ from torch.nn import functional as F
 from flrce.core.bounds import NonNegativeFloat, PositiveFloat
 from flrce.core.pieces import Recipe
 from flrce.errors import BadInput
-from flrce.training.links import Batch, ClientContext, Link
-
-Tensors = Mapping[str, Tensor]
+from flrce.training.links import Batch, ClientContext, Link, Tensors
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 mixture.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,9 +10,7 @@ from torch import Tensor
 
 from flrce.core.bounds import EpochCount, NonNegativeFloat, Proportion
 from flrce.core.pieces import Recipe
-from flrce.training.links import PERSONAL_MODEL_KEY, Batch, ClientContext, Link
-
-Tensors = Mapping[str, Tensor]
+from flrce.training.links import PERSONAL_MODEL_KEY, Batch, ClientContext, Link, Tensors
 
 
 @dataclass(frozen=True)

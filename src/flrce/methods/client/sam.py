@@ -2,7 +2,6 @@
 (SAM).
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,9 +9,7 @@ import torch
 from torch import Tensor
 
 from flrce.core.bounds import PositiveFloat
-from flrce.training.links import Batch, Link
-
-Tensors = Mapping[str, Tensor]
+from flrce.training.links import Batch, Link, Tensors
 
 
 @dataclass(frozen=True)

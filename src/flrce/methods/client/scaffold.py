@@ -21,10 +21,9 @@ from flrce.methods.client.step_counts import (
     update_counted_rounds,
 )
 from flrce.training.batches import compute_batch_sizes
-from flrce.training.links import ClientContext, Link
+from flrce.training.links import ClientContext, Link, Tensors
 
 C, DELTA = "scaffold.c", "scaffold.delta"  # in a task: c; in a reply: c_k' - c_k
-Tensors = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)

@@ -6,16 +6,15 @@ apart. So a client keeps a vector as it was before and after its last round, and
 client's last round that counted.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from flrce.core.types import RoundEvent, Task
+from flrce.training.links import Tensors
 
 ROUND, AFTER = "counted.round", ".after"
-Tensors = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,6 @@ class FrozenBlocksTraining(LocalTrainer):
 
     @property
     def needs_layer_chain(self) -> bool:
-        """Whether this needs a network that is a plain chain of layers."""
         return self.first > 0
 
     @property
@@ -96,7 +95,6 @@ class FrozenBlocksTraining(LocalTrainer):
 
     @property
     def partial(self) -> bool:
-        """Whether a reply may cover only some coordinates."""
         return self.first > 0
 
     def assign(self, tasks: list[Task], state: Any, view: RoundView) -> list[Task]:

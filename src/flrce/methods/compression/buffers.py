@@ -11,31 +11,6 @@ from flrce.core.pieces import MalformedPayload
 from flrce.core.types import Payload
 from flrce_client import bits as bits_of
 from flrce_client import sparse
-from flrce_client.bits import count_packed_bytes
-from flrce_client.layout import (
-    STATISTICS_SUFFIXES,
-    TensorSizes,
-    count_floats,
-    count_span_floats,
-    split_statistics,
-)
-
-__all__ = [
-    "STATISTICS_SUFFIXES",
-    "TensorSizes",
-    "count_floats",
-    "count_packed_bytes",
-    "count_span_floats",
-    "join_spans",
-    "mask_largest",
-    "pack_bits",
-    "pack_bits_with_torch",
-    "require_buffers",
-    "split_statistics",
-    "take_spans",
-    "unpack_bits",
-    "unpack_bits_with_torch",
-]
 
 
 def require_buffers(payload: Payload, names: set[str]) -> None:

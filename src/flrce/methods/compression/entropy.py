@@ -11,10 +11,10 @@ from torch import Tensor
 from flrce.core.pieces import NoCompression
 from flrce.core.roles import Compressor
 from flrce.core.types import Payload
-from flrce.methods.compression.buffers import TensorSizes, count_floats
 from flrce.methods.compression.range_coder import decode_symbols, encode_symbols
 from flrce.methods.compression.wrapping import WrappingCompressor
 from flrce_client import entropy
+from flrce_client.layout import TensorSizes, count_floats
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from flrce.core.pieces import NoCompression, Recipe
 from flrce.core.roles import Compressor
 from flrce.core.types import Payload
 from flrce.errors import BadInput
-from flrce.methods.compression.buffers import TensorSizes
 from flrce.methods.compression.wrapping import WrappingCompressor
+from flrce_client.layout import TensorSizes
 
 RESIDUAL_KEY = "residual"
 

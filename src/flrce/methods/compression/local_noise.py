@@ -15,9 +15,9 @@ from flrce.core.pieces import NoCompression, Recipe
 from flrce.core.roles import Compressor
 from flrce.core.types import Payload, RoundEvent
 from flrce.errors import BadInput
-from flrce.methods.compression.buffers import TensorSizes
 from flrce.methods.compression.wrapping import WrappingCompressor
 from flrce.methods.privacy_accounting import account_rounds
+from flrce_client.layout import TensorSizes
 
 
 @dataclass(frozen=True)

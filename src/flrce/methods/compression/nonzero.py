@@ -10,7 +10,8 @@ from torch import Tensor
 from flrce.core.pieces import MalformedPayload, get_buffer
 from flrce.core.roles import Compressor
 from flrce.core.types import Payload
-from flrce.methods.compression.buffers import TensorSizes, count_floats, require_buffers
+from flrce.methods.compression.buffers import require_buffers
+from flrce_client.layout import TensorSizes, count_floats
 
 MAX_INT16_COORDINATES = 2**15  # coordinates that 16 bits can number
 

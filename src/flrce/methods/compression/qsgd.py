@@ -14,18 +14,15 @@ from flrce.core.pieces import MalformedPayload, get_buffer
 from flrce.core.roles import Compressor
 from flrce.core.types import Payload
 from flrce.methods.compression.buffers import (
-    TensorSizes,
-    count_floats,
-    count_packed_bytes,
-    count_span_floats,
     join_spans,
     pack_bits,
     require_buffers,
-    split_statistics,
     take_spans,
     unpack_bits,
 )
+from flrce_client.bits import count_packed_bytes
 from flrce_client.fixed_point import list_coded_sizes
+from flrce_client.layout import TensorSizes, count_floats, count_span_floats, split_statistics
 
 MAX_LEVELS = 127  # 2 q + 1 symbols fit into a byte
 Spans = list[slice]
@@ -49,7 +46,6 @@ class FixedPointCode(Compressor):
 
     @property
     def symbol_bits(self) -> Mapping[str, int]:
-        """Bits of a packed symbol, by buffer."""
         return {"levels": self.bits}
 
     def encode(

@@ -13,13 +13,8 @@ from flrce.core.payload_bytes import count_value_bytes
 from flrce.core.pieces import get_buffer
 from flrce.core.roles import Compressor
 from flrce.core.types import Payload
-from flrce.methods.compression.buffers import (
-    TensorSizes,
-    count_floats,
-    pack_bits,
-    require_buffers,
-    unpack_bits,
-)
+from flrce.methods.compression.buffers import pack_bits, require_buffers, unpack_bits
+from flrce_client.layout import TensorSizes, count_floats
 from flrce_client.quantize import quantise_tensors
 
 
@@ -37,7 +32,6 @@ class Quantizer(Compressor):
 
     @property
     def symbol_bits(self) -> Mapping[str, int]:
-        """Bits of a packed symbol, by buffer."""
         return {"levels": self.bits}
 
     def encode(

@@ -17,14 +17,9 @@ from flrce.core.roles import Compressor
 from flrce.core.types import Payload
 from flrce.errors import BadInput
 from flrce.methods.compression.buffers import (
-    TensorSizes,
-    count_floats,
-    count_packed_bytes,
-    count_span_floats,
     join_spans,
     pack_bits,
     require_buffers,
-    split_statistics,
     take_spans,
     unpack_bits,
 )
@@ -36,6 +31,8 @@ from flrce.methods.compression.hadamard import (
     transform_hadamard,
 )
 from flrce.models.part import floor_share
+from flrce_client.bits import count_packed_bytes
+from flrce_client.layout import TensorSizes, count_floats, count_span_floats, split_statistics
 from flrce_client.rotated import BLOCKS, CENTROID_UNIT, CENTROIDS, draw_positions, list_level_edges
 
 
@@ -75,7 +72,6 @@ class RotatedCode(Compressor):
 
     @property
     def symbol_bits(self) -> Mapping[str, int]:
-        """Bits of a packed symbol, by buffer."""
         return {"levels": self.level_bits}
 
     def encode(

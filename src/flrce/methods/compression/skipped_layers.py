@@ -19,15 +19,11 @@ from flrce.core.pieces import NoCompression, Recipe
 from flrce.core.roles import Compressor, RoundView
 from flrce.core.types import Payload, RoundEvent, Task
 from flrce.errors import BadInput
-from flrce.methods.compression.buffers import (
-    TensorSizes,
-    count_floats,
-    count_span_floats,
-    join_spans,
-)
+from flrce.methods.compression.buffers import join_spans
 from flrce.methods.compression.wrapping import WrappingCompressor
 from flrce.rng import make_stream
 from flrce_client.fixed_point import split_skipped
+from flrce_client.layout import TensorSizes, count_floats, count_span_floats
 
 MAX_NAME_CHARACTERS = 10**6  # of all skipped tensors
 SEPARATOR = ","  # between the names of skipped tensors
@@ -67,7 +63,6 @@ class SkippedLayers(WrappingCompressor):
 
     @property
     def partial(self) -> bool:
-        """Whether a reply may cover only some coordinates."""
         return self.layers > 0 or self.inner.partial
 
     @property

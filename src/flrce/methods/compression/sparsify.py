@@ -16,18 +16,10 @@ from flrce.core.pieces import MalformedPayload, get_buffer
 from flrce.core.roles import Compressor
 from flrce.core.types import Payload
 from flrce.errors import BadInput
-from flrce.methods.compression.buffers import (
-    TensorSizes,
-    count_floats,
-    count_packed_bytes,
-    mask_largest,
-    pack_bits,
-    require_buffers,
-    unpack_bits,
-)
+from flrce.methods.compression.buffers import mask_largest, pack_bits, require_buffers, unpack_bits
 from flrce.models.part import floor_share
-
-STATISTICS_SUFFIXES = (".running_mean", ".running_var")
+from flrce_client.bits import count_packed_bytes
+from flrce_client.layout import STATISTICS_SUFFIXES, TensorSizes, count_floats
 
 
 @dataclass(frozen=True)
@@ -54,7 +46,6 @@ class TopK(Compressor):
 
     @property
     def symbol_bits(self) -> Mapping[str, int]:
-        """Bits of a packed symbol, by buffer."""
         return {"bitmap": 1, "levels": self.bits or 8}
 
     def encode(

@@ -12,7 +12,8 @@ from flrce.core.payload_bytes import count_value_bytes
 from flrce.core.pieces import get_buffer
 from flrce.core.roles import Compressor
 from flrce.core.types import Payload
-from flrce.methods.compression.buffers import TensorSizes, require_buffers
+from flrce.methods.compression.buffers import require_buffers
+from flrce_client.layout import TensorSizes
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,6 @@ class TensorDropout(Compressor):
 
     @property
     def partial(self) -> bool:
-        """Whether a reply may cover only some coordinates."""
         return self.coverage and self.rate > 0
 
     def encode(
@@ -51,7 +51,6 @@ class TensorDropout(Compressor):
         return count_value_bytes(int(self._draw_sent_mask(layout, rng).sum()))
 
     def coverage_mask(self, layout: TensorSizes, rng: Generator) -> Tensor | None:
-        """(d,) bool: the coordinates that count in the mean; None: all."""
         return self._draw_sent_mask(layout, rng) if self.coverage else None
 
     def _draw_sent_mask(self, layout: TensorSizes, rng: Generator) -> Tensor:

@@ -17,20 +17,17 @@ from flrce.core.pieces import get_buffer
 from flrce.core.roles import Compressor
 from flrce.core.types import Payload
 from flrce.methods.compression.buffers import (
-    TensorSizes,
-    count_floats,
-    count_packed_bytes,
-    count_span_floats,
     join_spans,
     mask_largest,
     pack_bits,
     require_buffers,
-    split_statistics,
     take_spans,
     unpack_bits,
 )
 from flrce.models.part import floor_share
+from flrce_client.bits import count_packed_bytes
 from flrce_client.golomb import choose_golomb_bits, pack_gaps, unpack_positions
+from flrce_client.layout import TensorSizes, count_floats, count_span_floats, split_statistics
 
 
 @dataclass(frozen=True)

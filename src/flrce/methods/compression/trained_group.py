@@ -14,8 +14,8 @@ from flrce.core.pieces import MalformedPayload, NoCompression, Recipe, get_buffe
 from flrce.core.roles import Compressor
 from flrce.core.types import Payload
 from flrce.errors import BadInput
-from flrce.methods.compression.buffers import TensorSizes, count_floats
 from flrce.models.model_groups import find_group_columns
+from flrce_client.layout import TensorSizes, count_floats
 
 INNER_PREFIX = "u."
 MAX_GROUPS = 256  # what a byte can number

@@ -10,7 +10,7 @@ from flrce.core.pieces import Recipe
 from flrce.core.roles import Compressor
 from flrce.core.types import Payload
 from flrce.errors import BadInput
-from flrce.methods.compression.buffers import TensorSizes, count_floats
+from flrce_client.layout import TensorSizes, count_floats
 
 
 class WrappingCompressor(Compressor):

@@ -46,7 +46,7 @@ class ClusteredSampling(Selector):
       released code.
 
     A client drawn from one urn is not drawn from another: the urn is asked again. Of more than
-    CROWD clients, so many drawn at random are considered.
+    MAX_CLIENTS_CONSIDERED clients, so many drawn at random are considered.
     """
 
     piece: ClassVar[str] = "clustered"

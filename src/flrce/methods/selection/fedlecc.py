@@ -39,8 +39,8 @@ class FedLECC(Selector):
     with the largest.
 
     Those never heard from go first. Losses are those of a client's last round, where the paper asks
-    everyone in every round; groups are by average linkage, where it has OPTICS. Of more than CROWD
-    clients, so many drawn at random are considered.
+    everyone in every round; groups are by average linkage, where it has OPTICS. Of more than
+    MAX_CLIENTS_CONSIDERED clients, so many drawn at random are considered.
     """
 
     groups: PositiveInt = 10

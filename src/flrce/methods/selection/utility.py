@@ -210,8 +210,8 @@ def utility_scores(
 
 
 def draw_near_top(score: Tensor, places: int, rng: Generator) -> list[int]:
-    """`places` positions drawn in proportion to their score, from those within CUT of the first
-    that misses the top.
+    """`places` positions drawn in proportion to their score, from those within
+    SCORE_CUTOFF_RATIO of the first that misses the top.
     """
     edge = SCORE_CUTOFF_RATIO * float(score.sort(descending=True)[0][min(places, len(score) - 1)])
     within = (score >= edge).nonzero()[:, 0]

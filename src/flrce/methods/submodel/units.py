@@ -31,12 +31,10 @@ class SubmodelUnits(SubModel):
 
     @property
     def partial(self) -> bool:
-        """Whether a reply may cover only some coordinates."""
         return min(self.rates or (self.rate,)) < 1
 
     @property
     def needs_layer_chain(self) -> bool:
-        """Whether this needs a network that is a plain chain of layers."""
         return self.partial
 
     @property
