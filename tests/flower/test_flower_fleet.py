@@ -12,7 +12,9 @@ from fedjoule import fedjoule
 from flwr.app import ArrayRecord
 from torch import nn
 
+import flrce
 from flower_helpers import plain_app, start
+from flrce import Experiment
 from flrce.flower import FLrce, Local, LocalGrid, RecipeStrategy, client, client_app, introduce
 from flrce.flower.engine import FlowerEngine
 from flrce.flower.metrics import ClientReports
@@ -151,3 +153,21 @@ def test_methods_that_mind_energy_run_on_measured_nodes(recipe, profile):
     assert [record.outcome for record in result.history] == ["committed"] * 5
     assert all(1 <= len(record.chosen) <= 2 for record in result.history)
     assert any(record.joules for record in result.history) == bool(profile)
+
+
+def test_slow_devices_take_as_long_on_flower_as_in_the_simulator():
+    """Whoever is slow by data.trouble is so in the modelled costs of both engines."""
+    slow = {"piece": "slow-labels", "share": 0.5, "profile": "raspberry-pi-4"}
+    common = {"rounds": 1, "clients": 4, "per_round": 4, "model": {"name": "mlp"}}
+    seconds = [
+        flrce.run(
+            Experiment(
+                data={"partition": "iid", "trouble": [slow]},
+                fleet={"profile": "laptop-cpu"},
+                engine={"name": name, "workers": 1},
+                **common,
+            )
+        ).summary["seconds"]
+        for name in ("simulator", "flower")
+    ]
+    assert seconds[0] == seconds[1]

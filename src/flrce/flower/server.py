@@ -21,7 +21,6 @@ from flrce.core.host import find_device
 from flrce.core.types import Round
 from flrce.core.user_code import Trust
 from flrce.data.federation import Federation
-from flrce.devices.costs import add_network_energy, assign_devices
 from flrce.errors import BadInput
 from flrce.flower.arrays import to_array_record
 from flrce.flower.client import Local, client_app
@@ -31,6 +30,7 @@ from flrce.flower.session import Result
 from flrce.flower.strategy import RecipeStrategy
 from flrce.methods.own_pieces import register_recipe_pieces
 from flrce.models.flat import freeze_parameters, make_layout, pack_model
+from flrce.simulation.build import build_devices
 from flrce.simulation.cost_model import FleetCostModel
 from flrce.simulation.evaluation import describe_data
 from flrce.storage.disk import make_folder
@@ -154,9 +154,7 @@ def build_cost_model(
     experiment: Experiment, federation: Federation, net: nn.Module
 ) -> FleetCostModel:
     """The simulator's books of the experiment's fleet."""
-    source, fleet = federation.source, experiment.fleet
-    devices = assign_devices(fleet.profile, federation.clients, experiment.seed, fleet.clients)
-    devices = add_network_energy(devices, fleet.network)
+    source, devices = federation.source, build_devices(experiment, federation)
     kept = experiment.build_recipe().personal
     samples = Samples(federation.x, federation.y, source.scale, source.shift)
     runner = ClientRunner(net, source.shape, samples, kept=kept)

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from flrce.data.partition import has_class_labels
 from flrce.data.preprocessing import format_features
 from flrce.data.sources import Source
 from flrce.data.user import holds_clients, to_source
-from flrce.devices.costs import add_network_energy, assign_devices, load_profile
+from flrce.devices.costs import DeviceProfile, add_network_energy, assign_devices, load_profile
 from flrce.errors import BadInput
 from flrce.formats.language import has_same_vocabulary
 from flrce.models.adapters import get_adapter_rank, prepare_network
@@ -54,7 +55,7 @@ from flrce.simulation.update_placement import choose_placement, describe_placeme
 from flrce.simulation.workers import PooledWorkers, start_workers
 from flrce.training.client import ClientRunner, find_personal_state
 from flrce.training.dry_run import unwrap_network_output, validate_on_samples
-from flrce.training.precision import Precision, resolve_cpu_precision
+from flrce.training.precision import resolve_cpu_precision
 
 MAX_ESTIMATED_CLIENTS = 100  # clients whose work is estimated to say how long a run lasts
 log = logging.getLogger("flrce")
@@ -119,79 +120,30 @@ def build_simulation(
     experiment: Experiment,
     data: Any = None,
     model: nn.Module | None = None,
-    decks: DeviceSchedulers | None = None,
+    schedulers: DeviceSchedulers | None = None,
 ) -> Simulation:
     """Build recipe, federation, network and engine; `data` and `model` replace what the experiment
     names.
     """
-    recipe = experiment.build_recipe()
-    on_gpu = decks is not None or choose_device(experiment) == "cuda"
+    recipe, settings = experiment.build_recipe(), experiment.engine
+    on_gpu = schedulers is not None or choose_device(experiment) == "cuda"
     federation, net = build_data_and_model(experiment, data, model)
     validate_recipe_network(recipe, net, federation.source.shape)
-    if not isinstance(net, SeedSpaceNetwork) and any(
-        link.estimates_gradient for link in recipe.chain.links
-    ):
-        log.warning(
-            "%s probes single weights of this model, which teaches it next to nothing; set"
-            " model.options.seeds, such as 1024, or hand over"
-            " flrce.models.seeds.SeedSpaceNetwork(network, 1024)",
-            recipe.name or "the recipe",
-        )
-    if recipe.aggregator.needs_adapters and not get_adapter_rank(net):
-        log.warning(
-            "%s averages products of adapters, and this network has none, so that it is a plain"
-            " mean; put some in by flrce.models.adapters.add_lora_adapters",
-            recipe.name or "the recipe",
-        )
-    devices = assign_devices(
-        experiment.fleet.profile, federation.clients, experiment.seed, experiment.fleet.clients
-    )
-    devices |= {client: load_profile(name) for client, name in federation.trouble.slow.items()}
-    devices = add_network_energy(devices, experiment.fleet.network)
-    workers = experiment.engine.workers
-    count = (os.cpu_count() or 1) if workers == "auto" else workers
-    precision: Precision = experiment.engine.precision or "float32"
-
-    def make_pooled_workers(runner: ClientRunner) -> PooledWorkers:
-        runner.precision = resolve_cpu_precision(precision)
-        work = replace(recipe.work, batch=min(recipe.work.batch, max(1, int(federation.n.max()))))
-        task = Task(
-            "", 0, 1, 0, work, update=recipe.chain, augment=recipe.augment, rounds=experiment.rounds
-        )
-        found = runner.layout
-        left = (
-            estimate_spare_bytes(recipe, len(federation.clients), found.trainable, found.size)
-            if workers == "auto"
-            else None
-        )
-        return start_workers(runner, experiment.engine.kernel, count, task, left)
-
-    def make_run_slot(runner: ClientRunner) -> RunSlot:
-        deck = decks or DeviceSchedulers("cuda", single=True)
-        size = runner.layout.size
-        found = choose_placement(
-            recipe,
-            runner.layout.trainable,
-            size,
-            deck.memory_bytes,
-            deck.single,
-            experiment.engine.updates,
-        )
-        if size > LARGE_MODEL_FLOATS:
-            log.warning("%s", describe_placement(found, recipe.P, size, deck.device))
-        return deck.open_slot(runner, precision, found)
-
-    if experiment.engine.updates == "device" and not on_gpu:
+    warn_about_unfit_network(recipe, net)
+    if settings.updates == "device" and not on_gpu:
         log.warning(
             "engine.updates = 'device' is for a GPU: here clients train on the host, and sums are"
             " made there"
         )
+    devices = build_devices(experiment, federation)
     engine = Simulator(
         federation,
         net,
         devices,
-        make_run_slot if on_gpu else make_pooled_workers,
-        experiment.engine.eval_every,
+        partial(open_run_slot, experiment, recipe, schedulers)
+        if on_gpu
+        else partial(start_pooled_workers, experiment, recipe, federation),
+        settings.eval_every,
         experiment.build_objective(federation.source.kind, federation.source.preprocessing),
         recipe.personal,
         experiment.build_life(tuple(federation.clients), devices),
@@ -201,6 +153,67 @@ def build_simulation(
     return Simulation(
         recipe, federation, net, engine, "" if model is None else type(model).__name__
     )
+
+
+def build_devices(experiment: Experiment, federation: Federation) -> dict[str, DeviceProfile]:
+    """Client -> the device that it trains on."""
+    fleet = experiment.fleet
+    devices = assign_devices(fleet.profile, federation.clients, experiment.seed, fleet.clients)
+    devices |= {client: load_profile(name) for client, name in federation.trouble.slow.items()}
+    return add_network_energy(devices, fleet.network)
+
+
+def start_pooled_workers(
+    experiment: Experiment, recipe: Recipe, federation: Federation, runner: ClientRunner
+) -> PooledWorkers:
+    """Threads or processes on the CPU; where the experiment says "auto", as many as memory
+    allows.
+    """
+    runner.precision = resolve_cpu_precision(experiment.engine.precision or "float32")
+    largest = max(1, int(federation.n.max()))
+    work = replace(recipe.work, batch=min(recipe.work.batch, largest))
+    T = experiment.rounds
+    task = Task("", 0, 1, 0, work, update=recipe.chain, augment=recipe.augment, rounds=T)
+    count, M, layout = experiment.engine.workers, len(federation.clients), runner.layout
+    if count != "auto":
+        return start_workers(runner, experiment.engine.kernel, count, task, None)
+    spare = estimate_spare_bytes(recipe, M, layout.trainable, layout.size)
+    return start_workers(runner, experiment.engine.kernel, os.cpu_count() or 1, task, spare)
+
+
+def open_run_slot(
+    experiment: Experiment,
+    recipe: Recipe,
+    schedulers: DeviceSchedulers | None,
+    runner: ClientRunner,
+) -> RunSlot:
+    """A slot at a GPU's scheduler, one of the `schedulers` of several runs where it is given."""
+    schedulers = schedulers or DeviceSchedulers("cuda", single=True)
+    d, D = runner.layout.trainable, runner.layout.size
+    memory, alone, wanted = schedulers.memory_bytes, schedulers.single, experiment.engine.updates
+    placement = choose_placement(recipe, d, D, memory, alone, wanted)
+    if D > LARGE_MODEL_FLOATS:
+        log.warning("%s", describe_placement(placement, recipe.P, D, schedulers.device))
+    return schedulers.open_slot(runner, experiment.engine.precision or "float32", placement)
+
+
+def warn_about_unfit_network(recipe: Recipe, net: nn.Module) -> None:
+    """One line where the recipe does little with this network."""
+    name = recipe.name or "the recipe"
+    probes = any(link.estimates_gradient for link in recipe.chain.links)
+    if probes and not isinstance(net, SeedSpaceNetwork):
+        log.warning(
+            "%s probes single weights of this model, which teaches it next to nothing; set"
+            " model.options.seeds, such as 1024, or hand over"
+            " flrce.models.seeds.SeedSpaceNetwork(network, 1024)",
+            name,
+        )
+    if recipe.aggregator.needs_adapters and not get_adapter_rank(net):
+        log.warning(
+            "%s averages products of adapters, and this network has none, so that it is a plain"
+            " mean; put some in by flrce.models.adapters.add_lora_adapters",
+            name,
+        )
 
 
 def warn_about_short_clock(experiment: Experiment, recipe: Recipe, engine: Simulator) -> None:
@@ -274,6 +287,38 @@ def build_data_and_model(
     experiment: Experiment, data: Any = None, model: nn.Module | None = None
 ) -> tuple[Federation, nn.Module]:
     """The samples of every client, and the network."""
+    pool = read_samples(experiment, data)
+    federation = experiment.federate(pool)
+    fields = pool.preprocessing.fields if pool.preprocessing else ()
+    if model is None:
+        net = build_named_network(experiment, pool)
+    else:
+        net = attach_fields(model, fields)
+        if fields:
+            log.info("using the PyTorch trainer; the fast kernels take networks with one input")
+    few = scale_inputs(torch.from_numpy(np.array(pool.x[:2])), pool.scale, pool.shift)
+    recipe = experiment.build_recipe()
+    net = finish_network(net, few, experiment, recipe.frozen)
+    if model is None and experiment.model.name == "auto":
+        own = data is not None or experiment.data.path is not None
+        chosen = resolve_network_name("auto", pool.spec)
+        described = describe_network(chosen, net, experiment.per_round)
+        log.log(logging.WARNING if own else logging.INFO, "%s", described)
+    refuse_too_many_probes(recipe, net)
+    # one output for each
+    counted = experiment.objective is None and pool.kind in ("classes", "tokens")
+    outputs = pool.outputs if counted else None
+    validate_network(net, few, outputs, f"the inputs {describe_fields(fields)}" if fields else "")
+    objective = experiment.build_objective(pool.kind, pool.preprocessing)
+    net = unwrap_network_output(net, few, objective)
+    validate_on_samples(net, few, torch.from_numpy(np.array(pool.y[:2])), objective, recipe.augment)
+    if experiment.train.batch == 1:
+        validate_single_sample_batch(net, few)
+    return federation, net
+
+
+def read_samples(experiment: Experiment, data: Any = None) -> Source:
+    """All samples of the experiment, or those that take their place; a line about what is odd."""
     d = experiment.data
     log.info("preparing the samples of %d clients", experiment.clients)
     pool = d.read_source() if data is None else to_source(data, **d.reader_options())
@@ -288,42 +333,28 @@ def build_data_and_model(
             pool.name,
             format_features(pool.features),
         )
-    federation = experiment.federate(pool)
-    named = experiment.model
-    if model is None and named.name == "llama" and d.tokenizer is not None:
-        _require_same_vocabulary(d.tokenizer, str((named.options or {}).get("path", "smollm2")))
-    fields = pool.preprocessing.fields if pool.preprocessing else ()
-    net = experiment.build_network(pool) if model is None else attach_fields(model, fields)
-    if fields and model is not None:
-        log.info("using the PyTorch trainer; the fast kernels take networks with one input")
-    few = scale_inputs(torch.from_numpy(np.array(pool.x[:2])), pool.scale, pool.shift)
-    recipe = experiment.build_recipe()
-    objective = experiment.build_objective(pool.kind, pool.preprocessing)
-    net = finish_network(net, few, experiment, recipe.frozen)
-    if model is None and named.name == "auto":
-        chosen = resolve_network_name("auto", pool.spec)
-        own = data is not None or d.path is not None
-        chosen_network = describe_network(chosen, net, experiment.per_round)
-        log.log(logging.WARNING if own else logging.INFO, "%s", chosen_network)
-    probes = max(
-        (link.forward_passes // 2 for link in recipe.chain.links if link.estimates_gradient),
-        default=0,
-    )
-    moving = sum(p.numel() for p in net.parameters() if p.requires_grad)
-    if probes > moving:
+    return pool
+
+
+def build_named_network(experiment: Experiment, pool: Source) -> nn.Module:
+    """The network that the experiment names; BadInput where the text has ids of another model."""
+    tokenizer, options = experiment.data.tokenizer, experiment.model.options or {}
+    if experiment.model.name == "llama" and tokenizer is not None:
+        _require_same_vocabulary(tokenizer, str(options.get("path", "smollm2")))
+    net: nn.Module = experiment.build_network(pool)
+    return net
+
+
+def refuse_too_many_probes(recipe: Recipe, net: nn.Module) -> None:
+    """BadInput where a step probes more directions than there are numbers to train."""
+    links = (link for link in recipe.chain.links if link.estimates_gradient)
+    probes = max((link.forward_passes // 2 for link in links), default=0)
+    count = sum(p.numel() for p in net.parameters() if p.requires_grad)
+    if probes > count:
         raise BadInput(
-            f"a step probes {probes} directions, and {moving} numbers train; lower"
+            f"a step probes {probes} directions, and {count} numbers train; lower"
             " recipe.directions, or raise model.options.seeds"
         )
-    # one output for each
-    counted = experiment.objective is None and pool.kind in ("classes", "tokens")
-    outputs = pool.outputs if counted else None
-    validate_network(net, few, outputs, f"the inputs {describe_fields(fields)}" if fields else "")
-    net = unwrap_network_output(net, few, objective)
-    validate_on_samples(net, few, torch.from_numpy(np.array(pool.y[:2])), objective, recipe.augment)
-    if experiment.train.batch == 1:
-        validate_single_sample_batch(net, few)
-    return federation, net
 
 
 def describe_network(name: str, net: nn.Module, per_round: int) -> str:

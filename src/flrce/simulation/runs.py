@@ -180,17 +180,7 @@ def _run_on_flower(
         raise BadInput(
             f"engine.name = 'flower' needs flwr ({why}); {format_install_command('flower')}"
         ) from why
-    if experiment.objective is not None and str(experiment.objective).startswith(GIVEN):
-        raise BadInput(
-            "objective and metrics from Python are the simulator's; name them in the experiment as"
-            ' "package.module:Class"'
-        )
-    for key in ("availability", "battery", "carbon", "interval"):
-        if getattr(experiment.fleet, key) is not None:
-            raise BadInput(
-                f"fleet.{key} is the simulator's; on Flower clients are there while connected;"
-                " drop it"
-            )
+    refuse_simulator_settings(experiment)
     if out is not None:
         refuse_unless_new(Path(out), resume)
     federation, net = build_data_and_model(experiment, data, model)
@@ -208,16 +198,32 @@ def _run_on_flower(
     tensors = add_untravelled_tensors(dict(found.arrays.to_torch_state_dict()), net)
     where = make_layout(net, recipe.personal)
     summary = summarize_run(found.history, where.size, where.trainable, count_frozen_bytes(net))
-    sweep, every = (
-        compute_sweep_rounds(recipe, len(federation.clients)),
+    source = federation.source
+    dealt = describe_data(federation, experiment.build_objective(source.kind, source.preprocessing))
+    notes = list_run_notes(
+        found.history,
+        dealt,
+        recipe.stop,
+        experiment.rounds,
         experiment.engine.eval_every,
+        compute_sweep_rounds(recipe, len(federation.clients)),
     )
-    dealt = describe_data(
-        federation,
-        experiment.build_objective(federation.source.kind, federation.source.preprocessing),
-    )
-    told = list_run_notes(found.history, dealt, recipe.stop, experiment.rounds, every, sweep)
-    return Result(summary, found.history, tensors, None if out is None else Path(out), told)
+    return Result(summary, found.history, tensors, None if out is None else Path(out), notes)
+
+
+def refuse_simulator_settings(experiment: Experiment) -> None:
+    """BadInput where an experiment on Flower sets what only the simulator has."""
+    if experiment.objective is not None and str(experiment.objective).startswith(GIVEN):
+        raise BadInput(
+            "objective and metrics from Python are the simulator's; name them in the experiment as"
+            ' "package.module:Class"'
+        )
+    for key in ("availability", "battery", "carbon", "interval"):
+        if getattr(experiment.fleet, key) is not None:
+            raise BadInput(
+                f"fleet.{key} is the simulator's; on Flower clients are there while connected;"
+                " drop it"
+            )
 
 
 def data_identity(experiment: Experiment) -> str:
@@ -273,21 +279,20 @@ def run_in_process(
     """As `run_together`, in this process; `beside`: processes that share the device's memory;
     `read`: as `make_cached_reader`.
     """
-    decks = DeviceSchedulers(device, beside, single=len(jobs) == 1)
+    schedulers = DeviceSchedulers(device, beside, single=len(jobs) == 1)
     once = read or make_cached_reader()
 
-    def find_scheduler(experiment: Experiment) -> Source:
-        return (
-            data(experiment.data.name)
-            if data and experiment.data.path is None
-            else once(experiment)
-        )
+    def find_samples(experiment: Experiment) -> Source:
+        if data is not None and experiment.data.path is None:
+            return data(experiment.data.name)
+        return once(experiment)
 
     built: list[Simulation] = []
-    with ExitStack() as seats:
-        for experiment, _ in jobs:  # every seat is taken before the first run starts
-            built.append(build_simulation(experiment, find_scheduler(experiment), decks=decks))
-            seats.callback(built[-1].engine.close)
+    with ExitStack() as slots:
+        for experiment, _ in jobs:  # every slot is taken before the first run starts
+            samples = find_samples(experiment)
+            built.append(build_simulation(experiment, samples, schedulers=schedulers))
+            slots.callback(built[-1].engine.close)
 
         def drive(i: int) -> Result:
             each = partial(watch, i) if watch else None
