@@ -14,6 +14,7 @@ from flrce_client.codec import Buffers, Codec, DenseCodec, Encoded
 from flrce_client.errors import MalformedPayload
 from flrce_client.fixed_point import FixedPointCodec, GrowingBitsCodec, SkippedLayersCodec
 from flrce_client.layout import FloatArray, TensorSizes, count_floats
+from flrce_client.model_groups import TrainedGroupCodec
 from flrce_client.quantize import QuantizerCodec
 from flrce_client.rotated import RotatedCodec
 from flrce_client.sparse import (
@@ -92,6 +93,7 @@ CODECS: dict[str, type[Codec]] = {
     "fixed-point": FixedPointCodec,
     "growing-bits": GrowingBitsCodec,
     "skip-layers": SkippedLayersCodec,
+    "trained-group": TrainedGroupCodec,
 }
 MAX_DEPTH = 4  # codes within codes
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from flrce.core.downlink import HeldPart, encode_model
 from flrce.core.payloads import fingerprint_model
+from flrce.core.pieces import NoCompression
 from flrce.core.types import Payload
 from flrce.methods.registry import PIECES
 from flrce.rng import make_stream
@@ -22,6 +23,11 @@ from flrce_client.codecs import CODECS, read_codec
 from flrce_client.costs import measure_work, read_energy_counters, subtract_counters
 from flrce_client.downloads import ModelForm, decode_model, fingerprint_vector
 from flrce_client.errors import MalformedPayload
+
+
+class UnnamedCode(NoCompression):
+    """A code of the user's own."""
+
 
 CODES = [
     ("dense", {}),
@@ -153,6 +159,33 @@ def test_damaged_buffers_are_refused(name, spoil, said):
     spoil(buffers)
     with pytest.raises(MalformedPayload, match=said):
         code.decode(buffers, layout, make_stream(0, "encode"))
+
+
+@pytest.mark.parametrize("inner", ["dense", "quantize"])
+def test_one_model_of_several(inner):
+    layout = (("members.0.a", 3), ("members.1.a", 3), ("members.0.b", 2), ("members.1.b", 2))
+    u = np.array([0, 0, 0, 1, -2, 3, 0, 0, 4, 0.5], np.float32)
+    code = read_codec({"key": "trained-group", "key.groups": 2, "key.inner": inner}, "key")
+    theirs = PIECES["compressor"]["trained-group"](2, PIECES["compressor"][inner]())
+    payload, _ = theirs.encode(torch.from_numpy(u), layout, make_stream(0, "encode"), {})
+    buffers, _ = code.encode(u, layout, make_stream(0, "encode"), {})
+    assert {key: x.tobytes() for key, x in buffers.items()} == {
+        key: x.numpy().tobytes() for key, x in payload.buffers.items()
+    }
+    decoded = theirs.decode(payload, layout, make_stream(0, "encode")).numpy()
+    assert code.decode(buffers, layout, make_stream(0, "encode")).tobytes() == decoded.tobytes()
+    for spoilt in (buffers | {"group": np.array([2], np.uint8)}, buffers | {"x": u}):
+        with pytest.raises(MalformedPayload):
+            code.decode(spoilt, layout, make_stream(0, "encode"))
+
+
+def test_downloads_by_codes_that_devices_lack_are_whole():
+    pytest.importorskip("flwr", reason="the extra `flower` is not installed")
+    from flrce.flower.device_records import is_device_code
+
+    assert is_device_code(PIECES["compressor"]["quantize"](8))
+    assert not is_device_code(PIECES["compressor"]["local-noise"]())
+    assert not is_device_code(UnnamedCode())
 
 
 def test_an_unknown_code_is_refused():

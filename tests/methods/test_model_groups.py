@@ -181,6 +181,19 @@ def test_a_network_by_name_and_from_a_folder(tmp_path):
     assert groups <= {0, 1, 2}
 
 
+def test_devices_decode_the_model_that_the_server_names():
+    """flrce_client's code of one model among several: on Flower the same bytes and bits."""
+    pytest.importorskip("flwr", reason="the extra `flower` is not installed")
+    given = {"data": make_data(), "model": make_network()}
+    downlink = {"piece": "given-group", "groups": K}
+    here, there = (
+        runs.run(describe_given(downlink=downlink, engine={"name": name}), **given)
+        for name in ("simulator", "flower")
+    )
+    assert here.summary["bytes_down"] == there.summary["bytes_down"]
+    assert all(torch.equal(here.model[name], there.model[name]) for name in here.model)
+
+
 LAYOUT = [("members.0.a", 2), ("members.1.a", 2), ("members.0.m", 1), ("members.1.m", 1)]
 
 
@@ -255,7 +268,7 @@ class ByRow(flrce.LocalTrainer):
         return [replace(task, tensors={"group": torch.tensor([task.k % K])}) for task in tasks]
 
 
-def run_given(**recipe):
+def describe_given(engine=None, **recipe):
     tables = {
         "name": "fedavg",
         "trainer": f"{__name__}:ByRow",
@@ -263,13 +276,16 @@ def run_given(**recipe):
         "aggregator": {"piece": "group-mean", "groups": K},
     }
     update = [{"piece": "given-group", "groups": K}, {"piece": "sgd", "lr": 0.5}]
-    experiment = make_experiment(
+    return make_experiment(
         recipe=tables | recipe,
         model={"personal": "group"},
         train={"epochs": 2, "batch": SAMPLES, "update": update},
-        engine={"workers": 1, "kernel": "torch"},
+        engine={"workers": 1, "kernel": "torch"} | (engine or {}),
     )
-    return flrce.run(experiment, data=make_data(), model=make_network())
+
+
+def run_given(**recipe):
+    return flrce.run(describe_given(**recipe), data=make_data(), model=make_network())
 
 
 def test_the_model_that_the_server_names_is_all_that_travels():

@@ -20,10 +20,13 @@ from flrce.core.payload_bytes import HASH_BYTES, count_bytes, count_download_byt
 from flrce.core.payloads import PER_BYTE, WATTS, fingerprint_model
 from flrce.core.types import ClientCost, Download, PendingTask, Task
 from flrce.devices.costs import DeviceProfile
+from flrce.errors import BadInput
 from flrce.flower.arrays import ArrayTemplate, count_record_bytes, to_array_record
 from flrce.flower.nodes import ConnectedClient
 from flrce.flower.wire import write_piece
 from flrce.training.client import ClientRunner
+from flrce_client.codecs import read_codec
+from flrce_client.errors import MalformedPayload
 from flrce_client.wire import (
     BASELESS_KEY,
     DIGEST_KEY,
@@ -154,6 +157,10 @@ class HeldModelTracker:
         download = task.download
         if download is None or not client.differences or not task.part.is_whole or not self.exact:
             return replace(task, download=None)
+        if download.code is not None and not is_device_code(download.code):
+            return replace(task, download=None)
+        if download.code is not None and not is_device_code(download.code):
+            return replace(task, download=None)
         if download.kind == "first" and not (download.code and self.holds_initial(client)):
             return replace(task, download=Download("full", None, HASH_BYTES))
         return task
@@ -196,6 +203,15 @@ class HeldModelTracker:
             self.prepared.discard(client.node)
             self.lost.add(client.node)
         return lost
+
+
+def is_device_code(code: Any) -> bool:
+    """Whether devices can decode a download: they know the codes of flrce_client."""
+    try:
+        read_codec(write_piece("compressor", code, DOWNLOAD_KEY), DOWNLOAD_KEY)
+    except (BadInput, MalformedPayload):
+        return False
+    return True
 
 
 def count_encoded_bytes(content: RecordDict) -> int | None:

@@ -44,8 +44,7 @@ def register_recipe_pieces(recipe: Recipe) -> None:
     chain = recipe.chain.links if recipe.chain is not None else ()
     client = [("link", link) for link in chain]
     client += [("augment", each) for each in recipe.augment]
-    client += [("compressor", recipe.compressor), ("downlink", recipe.downlink)]
-    for role, piece in client:
+    for role, piece in (*client, ("compressor", recipe.compressor)):
         for inner_role, inner in _list_nested_pieces(role, piece):
             _register_class(inner_role, type(inner))
 

@@ -47,6 +47,6 @@ class GivenGroupDownload(Downlink):
         others[columns[int(task.tensors["group"])]] = False
         others[part.trained :] = False
         download = self.plan_download(None, task.k)
-        stream = (task.seed, task.t, task.client)
+        stream = (task.seed, task.t, "")
         payload, model = encode_model(w.masked_fill(others, 0), None, download.code, part, stream)
         return EncodedModel(model, with_bytes(download, payload), payload)
