@@ -14,6 +14,7 @@ import flrce
 from flrce.cli.cli import main
 from flrce.data.user import to_source
 from flrce.errors import BadInput
+from flrce.storage import metric_format
 
 HOUSES = {"fill": "mean", "target": "price", "standardise": True}
 EXPERIMENT = {"rounds": 3, "clients": 4, "per_round": 2, "seed": 1}
@@ -144,3 +145,29 @@ def test_a_run_that_learnt_raw_values_is_not_resumed_with_standardised_ones(tmp_
     (tmp_path / "run/model.json").write_text(json.dumps(card))
     with pytest.raises(BadInput, match="earlier version"):
         flrce.run(experiment.model_copy(update={"rounds": 4}), tmp_path / "run", resume=True)
+
+
+def test_few_clients_all_train_in_each_round():
+    assert flrce.Experiment(clients=4).per_round == 4
+    assert flrce.Experiment(clients=40).per_round == 10
+    with pytest.raises(BadInput, match="per_round must be at most clients = 4, got 5"):
+        flrce.Experiment(clients=4, per_round=5)
+
+
+def test_a_table_given_as_the_experiment_is_told(tmp_path, capsys):
+    file = write_houses(tmp_path / "houses.csv")
+    assert main(["run", str(file)]) == 2
+    assert f"houses.csv is data, not an experiment file; name it with --set data.path={file}" in (
+        capsys.readouterr().err
+    )
+
+
+def test_a_column_of_numbers_is_no_text():
+    with pytest.raises(BadInput, match="column .a. holds numbers"):
+        to_source({"a": np.arange(40.0) / 7, "y": np.arange(40) % 2}, text="a")
+
+
+def test_large_errors_have_no_exponent():
+    assert metric_format.format_metric_value("mae", 17243.73) == "17244"
+    assert metric_format.format_metric_value("mae", 17.24373) == "17.24"
+    assert [metric_format.metric_digits("mae", n) for n in (0.4, 2000.0, 17243.7)] == [4, 1, 0]

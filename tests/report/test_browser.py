@@ -595,3 +595,22 @@ def test_a_regression_has_its_own_metric_and_no_empty_cards(browser, tmp_path):
         "t.getAttribute('text-anchor') === 'middle').map((t) => t.textContent)"
     )
     assert rounds == ["0", "1", "2", "3", "round"]  # none of them and a half
+
+
+def test_clients_and_recipes_with_a_common_beginning_can_be_told_apart(browser, tmp_path):
+    rng = np.random.default_rng(0)
+    data = {f"cinema {k}": (rng.normal(size=(30, 3)), np.arange(30) % 2) for k in range(4)}
+    for lr in (0.1, 0.02):
+        asked = flrce.Experiment(rounds=2, recipe={"name": "fedprox"}, train={"lr": lr})
+        flrce.run(asked, tmp_path / f"lr-{lr}", data=data)
+    folders = [tmp_path / "lr-0.1", tmp_path / "lr-0.02"]
+    browser.size(1200)
+    browser.open(page.write_report(folders, tmp_path / "page.html"))
+    rows = browser.run(
+        "return [...document.querySelectorAll('#selections svg text')].map((t) => t.textContent)"
+        ".filter((t) => t.startsWith('…'))"
+    )
+    assert sorted(rows) == ["…0", "…1", "…2", "…3"]
+    bars = browser.run("return shorten(['fedavg', 'fedprox (lr 0.1)', 'fedprox (lr 0.02)'], 13)")
+    assert bars == ["fedavg", "…rox (lr 0.1)", "…ox (lr 0.02)"]
+    assert not browser.find("#relations").is_displayed()

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from flrce.cli.terminal import print_table
+from flrce.core.record import PLAIN_FROM, PLAIN_TO
 from flrce.data.preprocessing import ColumnTable
 from flrce.errors import BadInput
 from flrce.inference.predictions import Predictions
@@ -14,7 +15,6 @@ from flrce.inference.raw_samples import prepare_samples
 from flrce.inference.trained_model import TrainedModel, load
 
 SHOWN_ROWS = 20  # predictions that a terminal lists
-PLAIN_FROM, PLAIN_TO = 1e4, 1e9  # numbers shown without an exponent or decimals
 SHOWN_CLASSES = 6  # probabilities that a terminal lists beside a prediction
 
 

@@ -61,7 +61,8 @@ def build_result_table(
     """
     metric = next(iter(aggregates.values()))["metric"]
     unit = " %" if metric in words.SHARES else ""
-    scale, digits = 1 / words.metric_unit(metric), words.metric_digits(metric)
+    largest = max(abs(entry["value"]["mean"] or 0.0) for entry in aggregates.values())
+    scale, digits = 1 / words.metric_unit(metric), words.metric_digits(metric, largest)
     columns: list[ResultColumn | FigureColumn] = [
         ResultColumn("value", f"{metric}{unit}", scale, digits),
         ResultColumn("value_last", f"last model{unit}", scale, digits),

@@ -63,6 +63,7 @@ from flrce.training.target_units import restore_target_units
 
 log = logging.getLogger("flrce")
 MAX_SEED = 2**63 - 1  # what TOML can hold
+DATA_SUFFIXES = (".csv", ".tsv", ".npz", ".jsonl", ".parquet")  # often given as the experiment
 GIVEN = "given:"  # before the names of an objective that came from Python
 MAX_FILE_BYTES = 2**20  # of an experiment file
 
@@ -100,6 +101,8 @@ class Experiment(Section):
     def __init__(self, /, **tables: Any) -> None:  # a key may be called self
         if isinstance(tables.get("recipe"), Recipe):
             tables = _embed_recipe(tables, tables["recipe"])
+        if "per_round" not in tables and not isinstance(tables.get("recipe"), Recipe):
+            tables = _limit_cohort(tables)
         if isinstance(tables.get("recipe"), dict):
             tables = {**tables, "recipe": complete_recipe_table(tables["recipe"])}
         try:
@@ -327,6 +330,14 @@ def _as_tuple(value: str | list[str] | None) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value or ())
 
 
+def _limit_cohort(tables: dict[str, Any]) -> dict[str, Any]:
+    """The tables, with all clients in each round where fewer exist than usually train in one."""
+    usual = Experiment.model_fields["per_round"].default
+    count = tables.get("clients")
+    few = isinstance(count, int) and not isinstance(count, bool) and 0 < count < usual
+    return {**tables, "per_round": count} if few else tables
+
+
 def _embed_recipe(tables: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
     """The tables with a recipe that was made in Python written into them."""
     for key in ("per_round", "train"):
@@ -346,6 +357,11 @@ def _embed_recipe(tables: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
 
 def read_toml(path: Path, what: str = "give an experiment file (TOML)") -> dict[str, Any]:
     """A TOML file of moderate size as tables, or BadInput."""
+    if path.suffix.lower() in DATA_SUFFIXES and path.exists():
+        raise BadInput(
+            f"{path} is data, not an experiment file; name it with --set data.path={path}"
+            " (and data.target)"
+        )
     data = read_limited(path, MAX_FILE_BYTES, what)
     return _parse_toml(data.decode(errors="surrogateescape"), str(path))
 

@@ -26,11 +26,16 @@ def metric_name(metric: str) -> str:
     return NAMES.get(metric, metric[:1].upper() + metric[1:])
 
 
+PLAIN_FROM, PLAIN_TO = 1e4, 1e9  # values shown without an exponent or decimals
+
+
 def format_metric(metric: str, value: float | None) -> str:
     """A value in words: "93.1 %", "0.4127"; "--" where there is none."""
     if value is None:
         return "--"
-    return f"{100 * value:.1f} %" if metric in SHARES else f"{value:.4g}"
+    if metric in SHARES:
+        return f"{100 * value:.1f} %"
+    return f"{value:.0f}" if PLAIN_FROM <= abs(value) < PLAIN_TO else f"{value:.4g}"
 
 
 def format_figures(figures: Mapping[str, float]) -> str:

@@ -102,7 +102,8 @@ class Preprocessing:
         missing = [column.name for column in self.columns if column.name not in table]
         if missing:
             names = ", ".join(ascii(name) for name in missing[:8])
-            raise BadInput(f"{where} lacks the column {names}, which the model was trained on")
+            noun = "column" if len(missing) == 1 else "columns"
+            raise BadInput(f"{where} lacks the {noun} {names}, which the model was trained on")
         return np.concatenate(
             [column.encode(np.asarray(table[column.name]), where) for column in self.columns], 1
         )

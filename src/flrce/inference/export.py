@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from flrce.errors import BadInput, describe_exception
 from flrce.inference.raw_samples import require_preprocessing
 from flrce.inference.trained_model import TrainedModel
+from flrce.storage.disk import make_folder
 
 EXAMPLE_BATCH = 2
 
@@ -74,6 +75,7 @@ def export_network(model: TrainedModel, path: Path) -> None:
     suffix = path.suffix.lower()
     if suffix not in (".pt2", ".onnx"):
         raise BadInput(f"--out {path}: name a file that ends in .pt2 (torch.export) or .onnx")
+    make_folder(path.parent)
     module = RawInputNetwork(model).eval()
     dtype = torch.int64 if module.takes_tokens else torch.float32
     example = (torch.zeros((EXAMPLE_BATCH, *model.spec.shape), dtype=dtype),)

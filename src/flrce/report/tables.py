@@ -125,8 +125,10 @@ def get_summary_columns(parts: Sequence[RunGroup]) -> dict[str, tuple[str, str, 
     gained per joule only of accuracy.
     """
     judged = get_primary_metric(parts)
+    values = [abs(value) for part in parts for value in part.get_values("accuracy")]
+    digits = words.metric_digits(judged, max(values, default=0.0))
     return {
-        "accuracy": (words.format_metric_heading(judged), "headline", words.metric_digits(judged)),
+        "accuracy": (words.format_metric_heading(judged), "headline", digits),
         **{cost.name: (cost.heading, cost.name, cost.digits) for cost in list_shown_costs(parts)},
         **(EFFICIENCY_COLUMNS if judged == "accuracy" else {}),
         "wasted": WASTED_COLUMN,

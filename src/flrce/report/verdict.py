@@ -220,10 +220,11 @@ def describe_group(group: RunGroup, groups: Sequence[RunGroup]) -> str:
     kind = " and ".join(sorted({run.summary["energy"] for run in group.runs}))
     costs = [name for name in ("joules", "bytes") if name != "joules" or kind != "unknown"]
     spent = " and ".join(format_cost(group, name, groups) for name in costs)
+    largest = max(map(abs, group.get_values("accuracy")), default=0.0)
     value = (
         group.compute_interval("accuracy")
         .divide_by(words.metric_unit(metric))
-        .format_interval(words.metric_digits(metric))
+        .format_interval(words.metric_digits(metric, largest))
     )
     noun = words.format_metric_noun(metric)
     score = f"{value} % {noun}" if metric in words.SHARES else f"{noun} {value}"

@@ -24,8 +24,11 @@ def metric_unit(metric: str) -> float:
     return 0.01 if metric in SHARES else 1.0
 
 
-def metric_digits(metric: str) -> int:
-    return 1 if metric in SHARES else 4
+def metric_digits(metric: str, largest: float = 0.0) -> int:
+    """Decimals of a metric; large values, such as errors of prices, have fewer."""
+    if metric in SHARES:
+        return 1
+    return 4 if largest < 1e3 else 1 if largest < 1e4 else 0
 
 
 def find_common_metric(summaries: Iterable[dict[str, Any]]) -> str:

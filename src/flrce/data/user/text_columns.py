@@ -25,6 +25,8 @@ def find_text_columns(
     for key in wanted:
         if key not in columns:
             raise BadInput(f"{where} has no column {key!a} for text; {suggest_name(key, columns)}")
+        if columns[key].dtype.kind in "biuf":
+            raise BadInput(f"{where} column {key!a} holds numbers; drop it from data.text")
     if wanted:
         return wanted
     return [

@@ -30,6 +30,18 @@ function tag(parent, name, properties = {}, text = null) {
 
 const short = (text, most = 14) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
 
+// Names of at most so many letters that can be told apart: their beginnings, else what follows the beginning that
+// all share, else their ends.
+function shorten(names, most) {
+  const all = [...new Set(names)], first = all[0] || "";
+  let shared = first.length;
+  while (!all.every((name) => name.startsWith(first.slice(0, shared)))) shared -= 1;
+  const rest = (name) => short(shared > 1 ? `…${name.slice(shared)}` : name, most);
+  const ways = [(name) => short(name, most), rest, (name) => (name.length > most ? `…${name.slice(1 - most)}` : name)];
+  const way = ways.find((make) => new Set(all.map(make)).size === all.length) || ways[0];
+  return names.map(way);
+}
+
 function number(value, digits = 3) {
   if (value == null) return "–";
   if (value === 0) return "0";

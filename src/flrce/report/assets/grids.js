@@ -60,14 +60,14 @@ function readingBars(frame, n, text) {
 // Client names along the left edge, as many as fit.
 function rowNames(frame, list) {
   const high = (frame.bottom - frame.top) / list.length, every = Math.ceil(11 / high);
-  list.forEach((name, j) => {
-    if (j % every === 0) words(frame, frame.left - 6, frame.top + (j + 0.5) * high + 3.5, short(name, 7), { "text-anchor": "end", "font-size": 10, fill: frame.muted });
+  shorten(list, 7).forEach((name, j) => {
+    if (j % every === 0) words(frame, frame.left - 6, frame.top + (j + 0.5) * high + 3.5, name, { "text-anchor": "end", "font-size": 10, fill: frame.muted });
   });
 }
 
 function columnNames(frame, list, name) {
   const wide = (frame.right - frame.left) / list.length, every = Math.ceil(34 / wide);
-  list.forEach((text, i) => { if (i % every === 0) words(frame, frame.left + (i + 0.5) * wide, frame.bottom + 14, short(text, 7), { "font-size": 10, fill: frame.muted }); });
+  shorten(list, 7).forEach((text, i) => { if (i % every === 0) words(frame, frame.left + (i + 0.5) * wide, frame.bottom + 14, text, { "font-size": 10, fill: frame.muted }); });
   words(frame, (frame.left + frame.right) / 2, frame.bottom + 32, name, { fill: frame.muted });
 }
 

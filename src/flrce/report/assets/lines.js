@@ -106,6 +106,7 @@ const drawBars = (parts, whisker, scale) => (frame) => {
   const most = Math.max(...shown.map(([r]) => (whole(r) + half(r)) / per), 0) * 1.06 || 1;
   const slot = (frame.right - frame.left) / n, wide = Math.min(slot * 0.62, 74);
   const tilted = shown.some(([r]) => 6.8 * short(r.label, 22).length > slot);
+  const labels = shorten(shown.map(([r]) => r.label), tilted ? 13 : 22);
   if (!tilted) frame.bottom += 34;
   const [, y] = axes(frame, { low: 0, high: n, ticks: [], name: "" }, { low: 0, high: most, name });
   const stacked = shown.length ? parts(shown[0][0]) : [];
@@ -122,7 +123,7 @@ const drawBars = (parts, whisker, scale) => (frame) => {
     if (h) node(frame.svg, "path", { d: `M${middle} ${y(Math.max(m - h, 0))}V${y(m + h)}M${middle - 5} ${y(Math.max(m - h, 0))}h10M${middle - 5} ${y(m + h)}h10`, stroke: frame.ink, "stroke-width": 1.4, fill: "none" });
     const below = tilted
       ? { "text-anchor": "end", transform: `rotate(-32 ${middle} ${frame.bottom + 14})` } : {};
-    words(frame, middle, frame.bottom + (tilted ? 14 : 18), short(recipe.label, tilted ? 13 : 22), below);
+    words(frame, middle, frame.bottom + (tilted ? 14 : 18), labels[j], below);
   });
   const text = ([recipe]) => [`${recipe.label}: ${number(whole(recipe) / per, 4)}${half(recipe) ? ` ± ${number(half(recipe) / per)}` : ""} ${name}`,
     ...(parts(recipe).length > 1 ? parts(recipe).map(([value, head]) => `${head}: ${number((value || 0) / per, 4)} ${name}`) : [])].join("\n");

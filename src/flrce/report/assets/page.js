@@ -28,7 +28,7 @@ const runCharts = [
   new Chart("headway", { optional: true, draw: drawHeadway, height: () => 280, margins: { top: 52 }, empty: () => (now().headway.some((h) => h != null) ? "" : "Headway needs an averaged model; this run kept none.") }),
   new Chart("figures", { optional: true, draw: drawFigure, height: () => 280, margins: { left: 66 }, empty: () => (Object.keys(now().figures).length ? "" : "No piece of this run reports figures of its own.") }),
   new Chart("selections", { draw: drawSelections, height: tall, margins: { left: 60 }, empty: nothing }),
-  new Chart("relations", { draw: drawRelations, height: (w) => Math.min(w, 620) + 14, margins: { left: 60, top: 36, right: 16 }, empty: noMap }),
+  new Chart("relations", { optional: !data.runs.some((run) => run.relations || run.left_out), draw: drawRelations, height: (w) => Math.min(w, 620) + 14, margins: { left: 60, top: 36, right: 16 }, empty: noMap }),
   new Chart("partition", { optional: true, draw: drawPartition, height: (w) => Math.min(w, 620) + 14, margins: { left: 60, top: 36 }, empty: () => (labelsOf(now()).length ? "" : "The run records no label counts.") }),
   new Chart("costs", { draw: drawCosts, height: () => 280, margins: { left: 58 }, empty: nothing }),
 ];
