@@ -163,7 +163,7 @@ def test_a_table_given_as_the_experiment_is_told(tmp_path, capsys):
 
 
 def test_a_column_of_numbers_is_no_text():
-    with pytest.raises(BadInput, match="column .a. holds numbers"):
+    with pytest.raises(BadInput, match="'a' holds numbers"):
         to_source({"a": np.arange(40.0) / 7, "y": np.arange(40) % 2}, text="a")
 
 

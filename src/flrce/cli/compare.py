@@ -45,11 +45,14 @@ def compare_recipes(
     read = runs.make_cached_reader()
 
     def load(path: Path | None, point: tuple[str, ...]) -> Experiment:
-        loaded = load_experiment(path, (*overrides, *point), device, trust)
-        return with_given_clients(loaded, None, read)[0]
+        return load_experiment(path, (*overrides, *point), device, trust)
 
     experiments = load_variants(file, names, grid, load)
     require_same_data(experiments)
+    experiments = {
+        name: with_given_clients(experiment, None, read)[0]
+        for name, experiment in experiments.items()
+    }
     wanted, exp = list(experiments), next(iter(experiments.values()))
     if where == "here":
         runs.choose_device(exp)
