@@ -143,13 +143,15 @@ def replay_lie(run: Run, recipe: Mapping[str, Any]) -> dict[str, Any]:
     return {"run": run, "rounds": end, "stop": rule(told[:end]), "accuracy": None}
 
 
-def wanted() -> list[Run]:
+def wanted(seeds: Sequence[int]) -> list[Run]:
     """Seed after seed."""
     cells = [("none", 0), *((kind, count) for kind in KINDS for count in COUNTS)]
-    return [(mode, *cell, seed) for seed in SEEDS for mode in MODES for cell in cells]
+    return [(mode, *cell, seed) for seed in seeds for mode in MODES for cell in cells]
 
 
-def table(found: dict[Run, dict[str, Any]], modes: Sequence[str]) -> str:
+def table(
+    found: dict[Run, dict[str, Any]], modes: Sequence[str], seeds: Sequence[int] = SEEDS
+) -> str:
     lines = [
         "| bad clients | "
         + " | ".join(f"{mode}: rounds | over the honest run's" for mode in modes)
@@ -163,7 +165,7 @@ def table(found: dict[Run, dict[str, Any]], modes: Sequence[str]) -> str:
         for mode in modes:
             pairs = [
                 (found.get((mode, attack, count, s)), found.get((mode, "none", 0, s)))
-                for s in SEEDS
+                for s in seeds
             ]
             known = [(one["rounds"], other["rounds"]) for one, other in pairs if one and other]
             ratios = [a / b for a, b in known]
@@ -194,8 +196,8 @@ def main() -> None:
     given = ask.parse_args()
     runs_ = [
         run
-        for run in wanted()
-        if run[0] in given.modes and run[1] in ("none", *given.only) and run[3] in given.seeds
+        for run in wanted(given.seeds)
+        if run[0] in given.modes and run[1] in ("none", *given.only)
     ]
     name = f"steering {given.recipe} {given.preset}"
     given.raw = given.raw or ROOT / f"research/results/attacks/{name.replace(' ', '-')}.jsonl"
@@ -210,7 +212,7 @@ def main() -> None:
             found[run] = replay_lie(run, recipe) if lies else one(run, recipe)
             with opened(given.raw, "at") as f:
                 f.write(json.dumps(found[run]) + "\n")
-    write(given.out, name, table(found, given.modes))
+    write(given.out, name, table(found, given.modes, given.seeds))
 
 
 if __name__ == "__main__":
