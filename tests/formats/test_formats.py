@@ -4,6 +4,7 @@ definition.
 
 import json
 import math
+import sys
 from contextlib import suppress
 
 import numpy as np
@@ -16,7 +17,7 @@ from safetensors.torch import save_file
 from flrce.errors import BadInput
 from flrce.formats.gguf import open_gguf
 from flrce.formats.language import open_language_model
-from flrce.formats.tokenizers import load_gguf_tokenizer
+from flrce.formats.tokenizers import LLAMA3_PATTERN, load_gguf_tokenizer
 from flrce.models.llama import load_llama
 from flrce.models.seeds import SeedSpaceNetwork
 from language_files import (
@@ -242,6 +243,47 @@ def test_accents_are_composed_where_a_tokenizer_says_so(tmp_path):
     (folder / "tokenizer.json").write_text(json.dumps({**told, "normalizer": {"type": "NFC"}}))
     tokens = open_language_model(folder).tokenizer()
     assert tokens.encode(apart) == tokens.encode(one) == plain.encode(one)
+
+
+def put_pattern(tmp_path, pattern, place):
+    folder = write_folder(tmp_path / "patterns", weights())
+    told = json.loads((folder / "tokenizer.json").read_text())
+    words = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"}
+    if place == "normalizer":
+        told["normalizer"] = {"type": "Replace", "pattern": {"Regex": pattern}, "content": "x"}
+    elif place == "pre_tokenizer":
+        told["pre_tokenizer"] = {**words, "invert": False}
+    else:
+        inner = [{**words, "invert": False}, told["pre_tokenizer"]]
+        told["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": inner}
+    (folder / "tokenizer.json").write_text(json.dumps(told))
+    return open_language_model(folder)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="patterns are tried where processes can fork")
+@pytest.mark.parametrize(
+    ("pattern", "place"),
+    [
+        ("t*t*t*[^t]", "sequence"),
+        (r"\w*\w*\w*[^\s\S]", "normalizer"),
+        ("(?:[a-z ]*[a-z ]*){2}[^a-z ]", "pre_tokenizer"),
+    ],
+)
+def test_patterns_of_polynomial_time_are_refused(pattern, place, tmp_path):
+    with pytest.raises(BadInput, match="its patterns take more than 2 s"):
+        put_pattern(tmp_path, pattern, place).tokenizer()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="patterns are tried where processes can fork")
+@pytest.mark.parametrize("pattern", ["(t+)+$", "(t|tt)+$", "(?:t|t)*$"])
+def test_patterns_of_exponential_time_are_refused(pattern, tmp_path):
+    with pytest.raises(BadInput, match="its patterns take more than 2 s"):
+        put_pattern(tmp_path, pattern, "pre_tokenizer").tokenizer()
+
+
+@pytest.mark.parametrize("pattern", [LLAMA3_PATTERN, r"\s+|\w+|[^\w\s]+", r"\p{N}{1,3}", "[0-9]"])
+def test_common_patterns_are_taken(pattern, tmp_path):
+    assert put_pattern(tmp_path, pattern, "sequence").tokenizer().encode("on the 12 an")
 
 
 def byte_tokenizer(pre, *more, merges=()):

@@ -5,18 +5,24 @@ its special tokens, so that text that is written like a special token stays text
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from flrce.core.files import read_limited
+from flrce.core.host import choose_start_method
 from flrce.errors import BadInput, format_one_line
 from flrce.formats.libraries import import_library, translate_errors
 
 FILE_REMEDY = "give a GGUF file, or a folder with config.json, *.safetensors and tokenizer.json"
 MAX_FILE_BYTES = 64 << 20  # bytes of a config or tokenizer file: twice the largest in use
 MAX_TOKEN_IDS = 1 << 24  # far above any vocabulary
+PROBE_CHARACTERS = 1000  # of a text that a folder's patterns are tried on
+PROBE_CPU_SECONDS = 2  # that all such texts may take; common patterns take less than a tenth
+PROBED_LETTERS = " aA0!\n\t\u00e9\u4e2d"
+PROBED_PROSE = "The 12 cats, don't run 3.5 miles!\n"
 #: kinds of tokens in a GGUF file and in SentencePiece's
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
 #: how a GGUF file's gpt2 tokenizer cuts words, by the names that the file uses
@@ -66,7 +72,53 @@ def load_json_tokenizer(folder: Path) -> Tokenizer:
         plain |= {"truncation": None, "padding": None}
         library = import_library("tokenizers").Tokenizer.from_str(json.dumps(plain))
         tokens = list_tokens({**library.get_vocab(), **specials})
+        _refuse_slow_patterns(library, list(_find_patterns(plain)), path)
         return _wrap_tokenizer(library, tokens, specials, _find_end_token(folder, specials))
+
+
+def _find_patterns(content: Any) -> Iterator[str]:
+    """The regular expressions of a tokenizer.json."""
+    inner = content.values() if isinstance(content, dict) else content
+    for value in inner if isinstance(content, dict | list) else ():
+        yield from _find_patterns(value)
+    if isinstance(content, dict) and isinstance(content.get("Regex"), str):
+        yield content["Regex"]
+
+
+def _refuse_slow_patterns(library: Any, patterns: Sequence[str], path: Path) -> None:
+    """BadInput for patterns that take cubic time or more: they never end on a long word, and
+    nothing can interrupt the library.
+
+    Texts of one letter, and prose, are tried in a child whose processor time is limited.
+    """
+    if not patterns or choose_start_method() != "fork":
+        return
+    letters = dict.fromkeys(PROBED_LETTERS + "".join(patterns))
+    child = os.fork()
+    if not child:
+        _encode_probes(library, list(letters)[:200])
+    if os.waitpid(child, 0)[1]:
+        raise BadInput(
+            f"{path}: its patterns take more than {PROBE_CPU_SECONDS} s for texts of"
+            f" {PROBE_CHARACTERS} characters; use another model"
+        )
+
+
+def _encode_probes(library: Any, letters: Sequence[str]) -> None:
+    """Encode the texts, and end this process: by a signal where they take too long."""
+    import resource  # of systems that can fork
+
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the library reports panics there
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CPU, (PROBE_CPU_SECONDS, PROBE_CPU_SECONDS + 1))
+    prose = PROBED_PROSE * (PROBE_CHARACTERS // len(PROBED_PROSE))
+    runs = [letter * PROBE_CHARACTERS for letter in letters]
+    for text in (prose, *runs, *(f"{run}\0" for run in runs)):
+        try:
+            library.encode(text, add_special_tokens=False)
+        except BaseException as why:  # others are said where a text of the user's is encoded
+            os._exit(1 if "retry-limit" in str(why) else 0)
+    os._exit(0)
 
 
 def _find_end_token(folder: Path, specials: Mapping[str, int]) -> int:
