@@ -180,50 +180,73 @@ def run_cells(cells, run_one, out, processes):
                 print(f"{count} of {len(missing)}", flush=True)
 
 
-def collect_values(lines, task):
-    """(method, rate) -> metric in % of each seed; 0 where a run never had a model."""
-    seeds = list_seeds(task)
-    keys = dict.fromkeys((m, r) for t, m, r, _ in lines if t == task)
-    whole = [k for k in keys if all((task, *k, s) in lines for s in seeds)]
-    return {k: [100 * (lines[task, *k, s]["value"] or 0.0) for s in seeds] for k in whole}
+def read_percent(lines, key):
+    """A run's metric in %; 0 where it never had a model."""
+    return 100 * (lines[key]["value"] or 0.0)
+
+
+def find_whole_seeds(lines, task):
+    """Seeds with a run of every method at every rate."""
+    return [
+        seed
+        for seed in list_seeds(task)
+        if all((task, m, r, seed) in lines for m in GRID for r in PLAN["rates"])
+    ]
+
+
+def format_mean(values):
+    return confidence_interval(values).format_interval(1) if values else "--"
 
 
 def format_difference(values, others):
-    gap = confidence_interval([a - b for a, b in zip(values, others, strict=True)])
-    return gap.format_interval(1)
+    return format_mean([a - b for a, b in zip(values, others, strict=True)])
 
 
 def print_table(lines, tasks):
     """Advice beside the best of the grid, FedAvg at the task's own rate, and each method's best."""
-    head = (
-        "| task | advice | best of the grid | minus the best | minus FedAvg, own rate | searched |"
+    print(
+        "| task | seeds of the grid | advice, these seeds | best of the grid | minus the best |"
+        " advice, all seeds | minus FedAvg, own rate | searched, at most |"
     )
-    print(head + "\n|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|")
     for task in tasks:
-        values = collect_values(lines, task)
-        advice = values.pop(("advise", 1.0), None)
-        if advice is None or not values:
-            continue
-        (method, rate), best = max(values.items(), key=lambda item: sum(item[1]))
-        own = values["fedavg", 1.0]
+        whole = find_whole_seeds(lines, task)
+        runs_made = {seed: read_percent(lines, (task, "advise", 1.0, seed)) for seed in whole}
+        values = {
+            (m, r): [read_percent(lines, (task, m, r, seed)) for seed in whole]
+            for m in GRID
+            for r in PLAN["rates"]
+        }
+        best = max(values, key=lambda key: sum(values[key]))
+        named = f"{best[0]}, {best[1]:g} x: {format_mean(values[best])}" if whole else "--"
+        own = [s for s in list_seeds(task) if (task, "fedavg", 1.0, s) in lines]
+        advised = [read_percent(lines, (task, "advise", 1.0, s)) for s in own]
+        fedavg = [read_percent(lines, (task, "fedavg", 1.0, s)) for s in own]
         mine = [line for key, line in lines.items() if key[:2] == (task, "advise")]
         searched = max(line["searched"] / line["joules"] for line in mine)
         print(
-            f"| {task} | {confidence_interval(advice).format_interval(1)} |"
-            f" {method}, {rate:g} x: {confidence_interval(best).format_interval(1)} |"
-            f" {format_difference(advice, best)} | {format_difference(advice, own)} |"
-            f" at most {100 * searched:.0f} % |"
+            f"| {task} | {', '.join(map(str, whole)) or 'none'} |"
+            f" {format_mean(list(runs_made.values()))} | {named} |"
+            f" {format_difference(list(runs_made.values()), values[best]) if whole else '--'} |"
+            f" {format_mean(advised)} | {format_difference(advised, fedavg)} |"
+            f" {100 * searched:.0f} % |"
         )
-        print("".join(f"<!-- {line['seed']}: {line['advised']} -->" for line in mine))
     print("\n| task | " + " | ".join(GRID) + " |\n|---|" + "---|" * len(GRID))
     for task in tasks:
-        values = collect_values(lines, task)
-        row = []
+        whole, row = find_whole_seeds(lines, task), []
         for method in GRID:
-            tried = {r: sum(v) / len(v) for (m, r), v in values.items() if m == method}
+            tried = {
+                rate: sum(read_percent(lines, (task, method, rate, s)) for s in whole) / len(whole)
+                for rate in PLAN["rates"]
+                if whole
+            }
             rate = max(tried, key=tried.get, default=None)
             row.append("--" if rate is None else f"{tried[rate]:.1f} ({rate:g} x)")
         print(f"| {task} | " + " | ".join(row) + " |")
+    print("\n| task | seed | advised | rounds |\n|---|---|---|---|")
+    for task in tasks:
+        for line in (line for key, line in lines.items() if key[:2] == (task, "advise")):
+            print(f"| {task} | {line['seed']} | {line['advised']} | {line['rounds']} |")
 
 
 def main():

@@ -189,6 +189,10 @@ def test_what_is_said(advice):
     assert "FedAvg + average is not as good" in text
     assert "Not tried: feddyn + average, and every other recipe" in text
     assert "the highest rate that was tried with scaffold + average" in text
+    worse = replace(found, gain=confidence_interval([-0.08, -0.08, -0.07]))
+    assert "FedAvg + average is better: run it instead" in " ".join(
+        advise_cli.describe_advice(worse, {})
+    )
     even = replace(found, gain=confidence_interval([0.01, -0.01, 0.0]))
     assert "FedAvg + average is as good" in " ".join(advise_cli.describe_advice(even, {}))
 

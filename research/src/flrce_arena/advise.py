@@ -74,7 +74,7 @@ class Advice:
     lower: bool
     expected: ConfidenceInterval
     plain_label: str
-    plain: ConfidenceInterval  # the same of FedAvg with an average, at the same joules
+    plain: ConfidenceInterval  # of FedAvg with an average at the experiment's own rate, same joules
     gain: ConfidenceInterval  # of the advised over the plain, seed by seed, so that more is better
     spent: Mapping[str, float]  # by the search
     tried: tuple[TrialSummary, ...]
@@ -83,14 +83,19 @@ class Advice:
 
     @property
     def is_plain(self) -> bool:
-        return self.method == PLAIN_METHOD
+        return self.label == self.plain_label
 
     @property
     def is_fedavg_enough(self) -> bool:
-        """Whether FedAvg with an average cannot be told from the best."""
+        """Whether FedAvg with an average is better, or cannot be told from what is advised."""
         if self.is_plain or self.gain.mean is None or self.gain.half is None:
             return True
         return self.gain.mean - self.gain.half <= 0
+
+    @property
+    def is_fedavg_better(self) -> bool:
+        gain = self.gain
+        return gain.mean is not None and gain.half is not None and gain.mean + gain.half < 0
 
 
 def advise_recipe(
@@ -152,13 +157,13 @@ def _run_histories(
 def _measure_advice(
     search: TrialSearch, best: Trial, rounds: int, told: LineCallback, run: RunFunction, seeds: int
 ) -> Advice:
-    """The best trial's run and FedAvg's with an average, on further seeds."""
+    """The best trial's run, and FedAvg's with an average at the own rate, on further seeds."""
     advised = best.experiment.with_tables({"rounds": rounds})
-    plain = _find_plain_trial(search, best)
+    plain = _make_plain_trial(search)
     told(f"{best.label}: {rounds} rounds on each of {seeds} further seeds")
     further = [search.experiment.seed + 1 + i for i in range(seeds)]
     jobs = [(advised.with_seed(seed), search.work / f"advised-{seed}") for seed in further]
-    if best.method != PLAIN_METHOD:
+    if best.label != plain.label:
         jobs += [
             (plain.experiment.with_seed(seed), search.work / f"plain-{seed}") for seed in further
         ]
@@ -191,14 +196,11 @@ def _measure_advice(
     )
 
 
-def _find_plain_trial(search: TrialSearch, best: Trial) -> Trial:
-    """FedAvg with an average at its best rate; at the advised one if the search did not try it."""
-    tried = [t for t in search.trials if t.method == PLAIN_METHOD]
-    if tried:
-        return max(tried, key=lambda t: (len(t.scores), t.last_score))
-    lr = best.experiment.train.lr
-    experiment = search.build_experiment(METHODS[PLAIN_METHOD], lr)
-    return Trial(-1, PLAIN_METHOD, best.multiple, experiment, search.work / "plain")
+def _make_plain_trial(search: TrialSearch) -> Trial:
+    """FedAvg with an average at the experiment's own rate."""
+    tables = search.methods.get(PLAIN_METHOD, METHODS[PLAIN_METHOD])
+    experiment = search.build_experiment(tables, search.experiment.train.lr)
+    return Trial(-1, PLAIN_METHOD, 1.0, experiment, search.work / "plain")
 
 
 def _read_values_at_cost(plains: Sequence[CellRecord], ends: Sequence[CellRecord]) -> list[float]:

@@ -85,12 +85,20 @@ def describe_advice(found: Advice, limits: Mapping[str, float]) -> list[str]:
 
 def _describe_plain(found: Advice) -> str:
     if found.is_plain:
-        return "That is plain FedAvg with an average: nothing that was tried did better."
+        return (
+            "That is plain FedAvg with an average at your own rate: nothing that was tried did"
+            " better."
+        )
     plain = _format_expected_metric(found.plain, found.metric)
     unit = metric_format.metric_unit(found.metric)
     digits = metric_format.metric_digits(found.metric)
     gap = found.gain.divide_by(unit).format_interval(digits)
-    line = f"{found.plain_label} reaches {plain} for the same joules; the difference is {gap}"
+    line = (
+        f"{found.plain_label} (your own rate) reaches {plain} for the same joules; the difference"
+        f" is {gap}"
+    )
+    if found.is_fedavg_better:
+        return f"{line}. FedAvg + average is better: run it instead, at your own rate."
     if found.is_fedavg_enough:
         return f"{line}. The two cannot be told apart: FedAvg + average is as good."
     return f"{line}. FedAvg + average is not as good."
