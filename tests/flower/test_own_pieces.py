@@ -124,3 +124,21 @@ def test_installed_packages_register_by_their_entry_points(monkeypatch, register
     message = write_piece("link", Unnamed(2.0), "link.0")
     assert message["link.0"] == own_pieces.name_class(Unnamed)
     assert read_piece("link", message, "link.0") == Unnamed(2.0)
+
+
+def test_evaluations_that_a_stop_reads_are_billed_as_in_the_simulator(
+    tmp_path, monkeypatch, capsys
+):
+    text = TOML.replace("halved:HalfGradient", "clip").partition("[recipe]")[0]
+    text += '[recipe]\nname = "fedavg"\nstop = { piece = "patience", rounds = 9 }\n'
+    (tmp_path / "patient.toml").write_text(text.replace("[engine]", "[engine]\neval_every = 2"))
+    monkeypatch.chdir(tmp_path)
+    for name in ("simulator", "flower"):
+        given = ["--set", f'engine.name="{name}"', "--set", 'engine.kernel="torch"']
+        assert main(["run", "patient.toml", *given, "--out", name]) == 0
+    here, there = (read_run(tmp_path / name) for name in ("simulator", "flower"))
+    outcomes = [[line["outcome"] for line in run.costs] for run in (here, there)]
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[0].count("evaluated") == 4
+    assert here.summary["bytes_down"] == there.summary["bytes_down"]
+    assert here.summary["joules"] == pytest.approx(there.summary["joules"])

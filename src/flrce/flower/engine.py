@@ -192,6 +192,11 @@ class FlowerEngine(Engine):
             else self.measured.add_joules(ClientCost(bytes_down=down))
         )
 
+    def estimate_evaluation(self, t: int) -> Sequence[tuple[str, ClientCost]]:
+        """What clients spend to evaluate the final model; not known where clocks measure costs."""
+        due = self.evaluator.is_due(t, last=False)
+        return self.costs.estimate_evaluation() if self.costs and due else ()
+
     def train(
         self, pending: Sequence[PendingTask], client_states: ClientStates, keep: int | None = None
     ) -> Sequence[Reply]:
