@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from flrce.models.sequences import RecurrentNetwork
 from flrce.simulation.workers import _retain_freed_memory
-from flrce.training.cpu.cells import compile_gru_layers
+from flrce.training.cpu.gru import compile_gru_layers
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from flrce.models.gpt import GPT
 from flrce.simulation.workers import _retain_freed_memory
-from flrce.training.cpu.shortcuts import Shortcuts
+from flrce.training.cpu.compiled_calls import CompiledCalls
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def row(case: Case, repeats: int) -> str:
     torch.manual_seed(0)
     nets = [case.make()]
     nets.append(copy.deepcopy(nets[0]))
-    modes: list[Callable[[], AbstractContextManager[object]]] = [nullcontext, Shortcuts]
+    modes: list[Callable[[], AbstractContextManager[object]]] = [nullcontext, CompiledCalls]
     x, judged, a = case.batch(case.shape[0]), case.batch(160), torch.randn(1500, 1500)
     work = 3 * case.shape[0] * products(case.make(), x[:1]) / 1e9
     found = []

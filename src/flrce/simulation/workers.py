@@ -35,9 +35,8 @@ from flrce.errors import BadInput, UnfinishedRun
 from flrce.models.inputs import scale_inputs
 from flrce.training.client import ClientRunner, IndexArray
 from flrce.training.cpu import explain_no_kernel
-from flrce.training.cpu.cells import has_compiled_steps
-from flrce.training.cpu.shares import count_attention_bytes
-from flrce.training.cpu.shortcuts import find_widest_layer
+from flrce.training.cpu.compiled_calls import count_attention_bytes, find_widest_layer
+from flrce.training.cpu.gru import has_compiled_steps
 from flrce.training.objectives import Classification
 
 WorkerJob = tuple[Any, ...]

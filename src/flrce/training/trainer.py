@@ -24,8 +24,8 @@ from flrce.rng import make_stream
 from flrce.training.batch_step import BoundNetwork, TrainingStep
 from flrce.training.batches import SampleBatches, Samples
 from flrce.training.cpu import Kernel
-from flrce.training.cpu.cells import compile_gru_layers
-from flrce.training.cpu.shortcuts import Shortcuts, find_widest_layer, is_worth_compiling
+from flrce.training.cpu.compiled_calls import CompiledCalls, find_widest_layer, is_worth_compiling
+from flrce.training.cpu.gru import compile_gru_layers
 from flrce.training.links import ClientContext, Link, Tensors
 from flrce.training.objectives import Classification, Objective, validate_per_sample
 from flrce.training.pooling_layers import use_fast_pools
@@ -320,7 +320,7 @@ class TorchTrainer:
         """
         with (
             use_deterministic_kernels(self.w.device, self.precision),
-            Shortcuts() if is_worth_compiling(self.widest, x, n) else nullcontext(),
+            CompiledCalls() if is_worth_compiling(self.widest, x, n) else nullcontext(),
         ):
             yield
 

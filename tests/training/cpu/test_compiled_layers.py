@@ -19,9 +19,13 @@ from flrce.models.gpt import GPT
 from flrce.simulation.workers import start_workers
 from flrce.training.batches import Samples
 from flrce.training.client import ClientRunner
-from flrce.training.cpu import layers, shortcuts
-from flrce.training.cpu.shares import count_attention_bytes
-from flrce.training.cpu.shortcuts import Shortcuts, find_widest_layer, is_worth_compiling
+from flrce.training.cpu import compiled_calls, layers
+from flrce.training.cpu.compiled_calls import (
+    CompiledCalls,
+    count_attention_bytes,
+    find_widest_layer,
+    is_worth_compiling,
+)
 from flrce.training.objectives import NextToken
 from training import like_torchs
 
@@ -40,9 +44,14 @@ def _layers(tmp_path_factory, monkeypatch):
     monkeypatch.setenv(
         "FLRCE_CACHE", os.environ.get("FLRCE_CACHE") or str(tmp_path_factory.getbasetemp())
     )
-    for name in ("PRODUCT", "VALUES", "WIDE", "WORTH"):
-        monkeypatch.setattr(shortcuts, name, 1)
-    monkeypatch.setattr(shortcuts, "is_faster_here", lambda: True)
+    for name in (
+        "MIN_PRODUCT_OPERATIONS",
+        "MIN_VALUES",
+        "MIN_LAYER_WEIGHTS",
+        "MIN_BATCH_OPERATIONS",
+    ):
+        monkeypatch.setattr(compiled_calls, name, 1)
+    monkeypatch.setattr(compiled_calls, "is_faster_here", lambda: True)
     layers.load_library.cache_clear()
     try:
         layers.load_library()
@@ -52,7 +61,7 @@ def _layers(tmp_path_factory, monkeypatch):
     layers.load_library.cache_clear()
 
 
-def found(call, given, seed=0, mode=Shortcuts):
+def found(call, given, seed=0, mode=CompiledCalls):
     """What a call gives, and the gradients of a random sum of it."""
     given = [x.clone().requires_grad_() for x in given]
     with mode():
@@ -92,7 +101,7 @@ def test_linear_beyond_one_block(n, inputs, outputs):
 
 def test_a_row_is_the_same_whatever_stands_around_it():
     x, w, b = torch.randn(37, 300), torch.randn(45, 300), torch.randn(45)
-    with Shortcuts():
+    with CompiledCalls():
         whole, alone = F.linear(x, w, b), [F.linear(x[i : i + 1], w, b) for i in range(37)]
     assert torch.equal(whole, torch.cat(alone))
 
@@ -125,7 +134,7 @@ def test_rows_without_a_gradient_are_left_out(monkeypatch):
 def test_gelu():
     x = torch.cat([torch.linspace(-6, 6, 997), torch.tensor([-40.0, 40.0, 0.0, -0.0, 1e-20])])
     assert_like_torch(F.gelu, x)
-    with Shortcuts():
+    with CompiledCalls():
         assert torch.isnan(F.gelu(torch.tensor([torch.nan, 1.0]))).tolist() == [True, False]
         assert F.gelu(torch.tensor([1.0])).item() == pytest.approx(
             0.8413447
@@ -165,7 +174,7 @@ def test_attention_of_which_the_first_tokens_do_not_matter(first, causal):
 def test_one_sees_itself_and_what_was_before():
     # two tokens, equal scores: the first sees itself alone, the second the mean of both
     q, v = torch.zeros(1, 1, 2, 1), torch.tensor([2.0, 6.0]).view(1, 1, 2, 1)
-    with Shortcuts():
+    with CompiledCalls():
         assert F.scaled_dot_product_attention(q, q, v, is_causal=True).flatten().tolist() == [
             2.0,
             4.0,
@@ -192,7 +201,7 @@ def test_torchs_transformer_layers(first, causal):
         for mode in (True, False):
             net.train(mode)
             exact = copy.deepcopy(net).double()
-            with Shortcuts():
+            with CompiledCalls():
                 out = net(x, mask, is_causal=causal)
             want = exact(x.double(), None if mask is None else mask.double(), is_causal=causal)
             assert (out - want).norm() < 1e-5 * want.norm()
@@ -215,7 +224,7 @@ def test_gradients_of_gradients():
 
     assert_like_torch(penalty, x, w, b, most=1e-5)
     q = torch.randn(1, 1, 5, 4, requires_grad=True)
-    with Shortcuts():
+    with CompiledCalls():
         (g,) = torch.autograd.grad(
             F.scaled_dot_product_attention(q, q, q).square().sum(), q, create_graph=True
         )
@@ -230,7 +239,7 @@ def test_recomputed_layers():
     grads = []
     for call in (lambda x: checkpoint(net, x, use_reentrant=False), net):
         x = torch.randn(7, 6, generator=torch.Generator().manual_seed(0)).requires_grad_()
-        with Shortcuts():
+        with CompiledCalls():
             call(x).sum().backward()
         grads.append(x.grad)
     assert torch.allclose(*grads, atol=1e-6)
@@ -260,16 +269,16 @@ def test_other_calls_are_torchs():
         lambda: F.linear(input=x, weight=w),
     ]
     want = [call() for call in calls]
-    with Shortcuts():
+    with CompiledCalls():
         got = [call() for call in calls]
     assert all(torch.equal(a, b) for a, b in zip(got[:-1], want[:-1], strict=True))
     assert torch.allclose(got[-1], want[-1], atol=1e-5)
-    with Shortcuts(), pytest.raises(RuntimeError, match="shapes"):
+    with CompiledCalls(), pytest.raises(RuntimeError, match="shapes"):
         F.linear(x, w.T)
     masked = nn.MultiheadAttention(4, 2, batch_first=True)
     given = torch.randn(3, 5, 4)
     plain = masked(given, given, given, attn_mask=mask, need_weights=True)
-    with Shortcuts():
+    with CompiledCalls():
         again = masked(given, given, given, attn_mask=mask, need_weights=True)
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(again, plain, strict=True))
 
@@ -298,12 +307,12 @@ def test_which_batches_are_worth_it(monkeypatch):
         nn.Conv2d(3, 4, 3),
     ]
     assert [find_widest_layer(net) for net in nets] == [6, 48, 0, 0]  # three projections of 4 x 4
-    monkeypatch.setattr(shortcuts, "WIDE", 7)
+    monkeypatch.setattr(compiled_calls, "MIN_LAYER_WEIGHTS", 7)
     assert find_widest_layer(nets[0]) == 0
     with monkeypatch.context() as other:
-        other.setattr(shortcuts, "is_faster_here", lambda: False)
+        other.setattr(compiled_calls, "is_faster_here", lambda: False)
         assert find_widest_layer(nets[1]) == 0
-    monkeypatch.setattr(shortcuts, "WORTH", 480)
+    monkeypatch.setattr(compiled_calls, "MIN_BATCH_OPERATIONS", 480)
     ids, patches, flat = (
         torch.zeros(9, 5, dtype=torch.int64),
         torch.zeros(9, 5, 7),
@@ -322,6 +331,7 @@ def test_which_batches_are_worth_it(monkeypatch):
 
 @pytest.mark.parametrize("update", [{}, {"momentum": 0.9}])
 def test_a_run_with_a_transformer_is_like_torchs(update, tmp_path, caplog):
+    caplog.set_level("INFO", "flrce")
     like_torchs(
         {"name": "gpt", "options": {"width": 16, "layers": 1, "heads": 2}}, update, tmp_path
     )
@@ -335,7 +345,7 @@ def test_what_attention_keeps_is_known_beforehand():
     net = GPT(50, 50, 32, every=True, layers=3, width=64, heads=4)
     ids = torch.randint(50, (2, 32), generator=torch.Generator().manual_seed(0))
     assert count_attention_bytes(net, ids) == 4 * 3 * 4 * 32 * 32
-    with Shortcuts():
+    with CompiledCalls():
         out = net(ids)
     assert sum(x.nbytes for x in shares(out.grad_fn)) == 2 * count_attention_bytes(
         net, ids

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 from flrce.core import c_compiler
 from flrce.core.c_compiler import KernelUnavailable, Processor
-from flrce.training.cpu import cells
-from flrce.training.cpu.cells import Gru, compile_gru_layers
+from flrce.training.cpu import gru
+from flrce.training.cpu.gru import CompiledGRU, compile_gru_layers
 from training import like_torchs
 
 
@@ -26,13 +26,13 @@ def _cells(tmp_path_factory, monkeypatch):
     monkeypatch.setenv(
         "FLRCE_CACHE", os.environ.get("FLRCE_CACHE") or str(tmp_path_factory.getbasetemp())
     )
-    cells.load_library.cache_clear()
+    gru.load_library.cache_clear()
     try:
-        cells.load_library(3)
+        gru.load_library(3)
     except KernelUnavailable as why:
         pytest.skip(str(why))
     yield
-    cells.load_library.cache_clear()
+    gru.load_library.cache_clear()
 
 
 def found(gru: nn.GRU, x: torch.Tensor, seed: int) -> list[torch.Tensor]:
@@ -48,7 +48,7 @@ def found(gru: nn.GRU, x: torch.Tensor, seed: int) -> list[torch.Tensor]:
 
 def assert_like_torch(gru: nn.GRU, x: torch.Tensor, seed: int = 0) -> None:
     fast = compile_gru_layers(copy.deepcopy(gru))
-    assert type(fast) is Gru
+    assert type(fast) is CompiledGRU
     got, want = found(fast, x, seed), found(copy.deepcopy(gru).double(), x.double(), seed)
     for a, b in zip(got, want, strict=True):
         assert a.shape == b.shape
@@ -120,7 +120,7 @@ def test_other_calls_are_torchs():
 
 def test_what_has_no_steps_stays_as_it_is():
     net = nn.ModuleList([nn.GRU(2, 3, bidirectional=True), nn.LSTM(2, 3), nn.GRU(2, 3)])
-    assert [type(layer) for layer in compile_gru_layers(net)] == [nn.GRU, nn.LSTM, Gru]
+    assert [type(layer) for layer in compile_gru_layers(net)] == [nn.GRU, nn.LSTM, CompiledGRU]
     assert [name for name, _ in net[2].named_parameters()] == [
         "weight_ih_l0",
         "weight_hh_l0",
@@ -150,5 +150,6 @@ def test_a_network_learns_with_any_loss_around_it():
 
 @pytest.mark.parametrize("update", [{}, {"momentum": 0.9}])
 def test_a_run_with_a_gru_is_like_torchs(update, tmp_path, caplog):
+    caplog.set_level("INFO", "flrce")
     like_torchs({"name": "gru", "options": {"width": 12, "layers": 1}}, update, tmp_path)
     assert "GRU layers by compiled steps" in caplog.text

@@ -31,22 +31,22 @@ def _add_gradient(it: Setting, call: str) -> str:
     """The call, with INTO the input's gradient; made aside and then added where another's is there
     already.
     """
-    if not it.aside:
-        return call.replace("INTO", it.below)
-    return f"{{ {call.replace('INTO', 'n->aside')} more({it.below}, n->aside, {it.inside}); }}"
+    if not it.needs_scratch:
+        return call.replace("INTO", it.input_gradient_tile)
+    return f"{{ {call.replace('INTO', 'n->aside')} more({it.input_gradient_tile}, n->aside, {it.inside_size}); }}"
 
 
 def _write_sum(it: Setting) -> str:
     """The gradient goes to both sources alike."""
     ways = [
-        f"(n->d{flow.source} + t * {it.inside}), {int(flow.adds)}" if flow.learns else "0, 0"
+        f"(n->d{flow.source} + t * {it.inside_size}), {int(flow.adds)}" if flow.learns else "0, 0"
         for flow in it.flows
     ]
     ways = [*ways, "0, 0"][:2]
-    sizes = ", ".join(map(str, (it.stage.act, *it.stage.inside, *it.extent)))
+    sizes = ", ".join(map(str, (it.stage.act, *it.stage.inside, *it.target_strides)))
     return (
-        _write_tiles(f"sum_back({it.next}, {it.d}, {', '.join(ways)}, {sizes});")
-        if it.deeper
+        _write_tiles(f"sum_back({it.output_tile}, {it.gradient_tile}, {', '.join(ways)}, {sizes});")
+        if it.has_input_gradient
         else ""
     )
 
@@ -56,9 +56,12 @@ def _write_pool(it: Setting) -> str:
     sizes = (*stage.inside, *stage.kernel, *stage.stride, *stage.padding, *stage.out[1:])
     return (
         _write_tiles(
-            _add_gradient(it, f"pool_back({it.x}, {it.d}, INTO, {', '.join(map(str, sizes))});")
+            _add_gradient(
+                it,
+                f"pool_back({it.input_tile}, {it.gradient_tile}, INTO, {', '.join(map(str, sizes))});",
+            )
         )
-        if it.deeper
+        if it.has_input_gradient
         else ""
     )
 
@@ -68,17 +71,19 @@ def _write_average(it: Setting) -> str:
     sizes = (*stage.inside, *stage.kernel, *stage.stride, *stage.out[1:])
     return (
         _write_tiles(
-            _add_gradient(it, f"average_back({it.d}, INTO, {', '.join(map(str, sizes))});")
+            _add_gradient(
+                it, f"average_back({it.gradient_tile}, INTO, {', '.join(map(str, sizes))});"
+            )
         )
-        if it.deeper
+        if it.has_input_gradient
         else ""
     )
 
 
 def _write_group(it: Setting) -> str:
-    stage, group, below = it.stage, it.group, "deeper ? INTO : 0" if it.deeper else "0"
+    stage, group, below = it.stage, it.group, "deeper ? INTO : 0" if it.has_input_gradient else "0"
     sizes = ", ".join(map(str, (group.groups, *stage.inside)))
-    tensors = f"{it.at(group.gamma)}, {it.at(group.beta)}"
+    tensors = f"{it.address(group.gamma)}, {it.address(group.beta)}"
     steps = _write_descents(it, [(group.beta, "level", "first"), (group.gamma, "slope", "second")])
     return "\n    ".join(
         [
@@ -87,7 +92,7 @@ def _write_group(it: Setting) -> str:
             _write_tiles(
                 _add_gradient(
                     it,
-                    f"group_back(c, {it.x}, {it.d}, {below}, {it.moments}, {tensors}, {stage.act},"
+                    f"group_back(c, {it.input_tile}, {it.gradient_tile}, {below}, {it.moments}, {tensors}, {stage.act},"
                     f" {sizes});",
                 )
             ),
@@ -102,14 +107,14 @@ def _write_product_stage(it: Setting) -> str:
         f"struct channel *c = n->c{it.s};",
         "memset(c->first, 0, sizeof c->first + sizeof c->second);",
     ]
-    if it.norm or stage.bias or stage.act != "PLAIN":
-        pooled = f"n->best{it.s}" if it.has_pool else it.y
-        sizes = f"{it.norm}, {stage.act}, {int(bool(it.norm or stage.bias))}, {C}, {it.out // C}"
+    if it.has_norm or stage.bias or stage.act != "PLAIN":
+        pooled = f"n->best{it.s}" if it.has_pool else it.product
+        sizes = f"{it.has_norm}, {stage.act}, {int(bool(it.has_norm or stage.bias))}, {C}, {it.out_size // C}"
         parts += [
-            f"for (long t = b->tiles - 1; t >= 0; t--) shape_sums(c, {pooled} + t * {it.out},"
-            f" {it.d}, {sizes});"
+            f"for (long t = b->tiles - 1; t >= 0; t--) shape_sums(c, {pooled} + t * {it.out_size},"
+            f" {it.gradient_tile}, {sizes});"
         ]
-    if it.norm:
+    if it.has_norm:
         parts += [f"norm_slopes(c, {C}, (double)b->size * {H * W});"]
     parts += {"conv": _write_conv, "linear": _write_linear, "none": _write_none}[stage.op](it)
     return "\n    ".join([*parts, *_write_channel_steps(it)])
@@ -133,7 +138,7 @@ def _write_descents(it: Setting, pairs: list[tuple[str, str, str]]) -> list[str]
     C = it.stage.middle[0]
     return [
         f"for (int i = 0; i < {C}; i++) c->{to}[i] = c->{source}[i];\n   "
-        f" descend({it.at(name, 'n->q')}, {it.at(name, 'n->origin')}, c->{to}, {C}, step->lr,"
+        f" descend({it.address(name, 'n->q')}, {it.address(name, 'n->origin')}, c->{to}, {C}, step->lr,"
         f" {it.pull(name)});"
         for name, to, source in pairs
         if name
@@ -142,28 +147,32 @@ def _write_descents(it: Setting, pairs: list[tuple[str, str, str]]) -> list[str]
 
 def _write_shape_back(it: Setting, dy: str, rows: tuple[str, str], frame: Frame) -> str:
     sizes = ", ".join(map(str, (*it.stage.middle, *it.stage.pool, *rows, frame.plane, frame.pitch)))
-    best = f"n->best{it.s} + t * {it.out}" if it.has_pool else "0"
+    best = f"n->best{it.s} + t * {it.out_size}" if it.has_pool else "0"
     return (
-        f"shape_back(c, filled(b, t), {it.y} + t * {it.middle}, {best}, {it.d}, {dy}, {it.norm},"
+        f"shape_back(c, filled(b, t), {it.product} + t * {it.middle_size}, {best}, {it.gradient_tile}, {dy}, {it.has_norm},"
         f" {sizes});"
     )
 
 
 def _write_conv(it: Setting) -> list[str]:
     """A group of rows of dy at a time, used for the weights while in the first-level cache."""
-    stage, s, H, dy = it.stage, it.s, it.stage.middle[1], it.dy
-    rows, weight, place = convolution.row_group(stage), it.at(stage.weight), it.places[stage.weight]
-    into = f"n->dy{s} + {dy.origin} + h * {dy.pitch}" if it.deeper else f"n->dy{s}"
+    stage, s, H, dy = it.stage, it.s, it.stage.middle[1], it.gradient_frame
+    rows, weight, place = (
+        convolution.row_group(stage),
+        it.address(stage.weight),
+        it.places[stage.weight],
+    )
+    into = f"n->dy{s} + {dy.origin} + h * {dy.pitch}" if it.has_input_gradient else f"n->dy{s}"
     tile = f"""{{
-        {it.load}
+        {it.load_samples}
         for (int h = 0; h < {H}; h += {rows}) {{
             int end = h + {rows} < {H} ? h + {rows} : {H};
             {_write_shape_back(it, into, ("h", "end"), dy)}
-            dw_{s}({it.x}, {into}, n->g{s}, h, end);
+            dw_{s}({it.input_tile}, {into}, n->g{s}, h, end);
         }}
-        {f"if (deeper) dx_{s}(n->dy{s}, {weight}, {it.below});" if it.deeper else ""}
+        {f"if (deeper) dx_{s}(n->dy{s}, {weight}, {it.input_gradient_tile});" if it.has_input_gradient else ""}
     }}"""
-    stepped, origin = it.at(stage.weight, "n->q"), it.at(stage.weight, "n->origin")
+    stepped, origin = it.address(stage.weight, "n->q"), it.address(stage.weight, "n->origin")
     return [
         f"memset(n->g{s}, 0, sizeof(vec) * {place.pitch});",
         _write_tiles(tile),
@@ -176,18 +185,25 @@ def _write_conv(it: Setting) -> list[str]:
 
 def _write_linear(it: Setting) -> list[str]:
     stage, s = it.stage, it.s
-    weight, stepped, origin = (it.at(stage.weight, base) for base in ("n->p", "n->q", "n->origin"))
+    weight, stepped, origin = (
+        it.address(stage.weight, base) for base in ("n->p", "n->q", "n->origin")
+    )
     # in place
     parts = (
-        [_write_tiles(_write_shape_back(it, it.d, ("0", "1"), Frame(0, 1, 1)))] if it.norm else []
+        [_write_tiles(_write_shape_back(it, it.gradient_tile, ("0", "1"), Frame(0, 1, 1)))]
+        if it.has_norm
+        else []
     )
     parts += (
         [f"if (deeper) dx_{s}(n->d{s}, {weight}, n->d{stage.sources[0]}, b->tiles);"]
-        if it.deeper
+        if it.has_input_gradient
         else []
     )
     rest = f"n->strip, b->size, step->lr, {it.pull(stage.weight)}"
-    return [*parts, f"dw_{s}({it.all}, (const float *)n->d{s}, {stepped}, {origin}, {rest});"]
+    return [
+        *parts,
+        f"dw_{s}({it.all_inputs}, (const float *)n->d{s}, {stepped}, {origin}, {rest});",
+    ]
 
 
 def _write_none(it: Setting) -> list[str]:
@@ -195,4 +211,4 @@ def _write_none(it: Setting) -> list[str]:
     back = _write_tiles(
         _add_gradient(it, _write_shape_back(it, "INTO", ("0", str(H)), Frame(0, H, W)))
     )
-    return [f"if (deeper) {back}"] if it.deeper else []
+    return [f"if (deeper) {back}"] if it.has_input_gradient else []

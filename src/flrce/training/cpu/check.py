@@ -15,9 +15,9 @@ from flrce.core.host import run_in_child
 from flrce.models.flat import make_layout, pack_model
 from flrce.training.cpu.trainer import Kernel
 
-SAMPLES = 12
+CHECKED_SAMPLES = 12
 # of the gradient's length: float32 is some 1e-3 away where a ReLU decides the other way
-NEAR = 0.03
+MAX_GRADIENT_DISTANCE = 0.03
 
 
 def find_difference(kernel: Kernel, net: nn.Module, shape: tuple[int, ...], classes: int) -> str:
@@ -25,8 +25,8 @@ def find_difference(kernel: Kernel, net: nn.Module, shape: tuple[int, ...], clas
     do not.
     """
     rng = torch.Generator().manual_seed(0)
-    x = torch.randn(SAMPLES, *shape, generator=rng)
-    y = torch.randint(0, classes, (SAMPLES,), generator=rng)
+    x = torch.randn(CHECKED_SAMPLES, *shape, generator=rng)
+    y = torch.randint(0, classes, (CHECKED_SAMPLES,), generator=rng)
     w, g = pack_model(net), torch.zeros(make_layout(net).trainable)
     losses, judged = kernel.gradient(w.clone(), x, y, g), kernel.evaluate(w, x, y, 1.0, 0.0)[1]
 
@@ -38,7 +38,10 @@ def find_difference(kernel: Kernel, net: nn.Module, shape: tuple[int, ...], clas
     trained, truth, evaluated = map(
         torch.from_numpy, run_in_child(compute_by_module) if alone else compute_by_module()
     )
-    if not _is_close(losses, trained) or not (g - truth).norm() <= NEAR * truth.norm() + 1e-6:
+    if (
+        not _is_close(losses, trained)
+        or not (g - truth).norm() <= MAX_GRADIENT_DISTANCE * truth.norm() + 1e-6
+    ):
         return "training"
     return "" if _is_close(judged, evaluated) else "evaluation"
 

@@ -53,11 +53,11 @@ def _write_products(it: Setting) -> list[str]:
         reads = it.origins[0]
         parts = [
             convolution.write_forward(stage, s, machine, reads),
-            convolution.write_weight_gradient(stage, s, machine, reads, it.dy),
+            convolution.write_weight_gradient(stage, s, machine, reads, it.gradient_frame),
         ]
         return (
-            [*parts, convolution.write_input_gradient(stage, s, machine, it.adds)]
-            if it.deeper
+            [*parts, convolution.write_input_gradient(stage, s, machine, it.adds_to_gradient)]
+            if it.has_input_gradient
             else parts
         )
     if stage.op == "linear":
@@ -67,8 +67,8 @@ def _write_products(it: Setting) -> list[str]:
             linear.write_weight_gradient(stage, s, machine, place),
         ]
         return (
-            [*parts, linear.write_input_gradient(stage, s, machine, place, it.adds)]
-            if it.deeper
+            [*parts, linear.write_input_gradient(stage, s, machine, place, it.adds_to_gradient)]
+            if it.has_input_gradient
             else parts
         )
     return []
@@ -102,23 +102,23 @@ def _write_workspace(settings: list[Setting], logits: int, floats: int) -> str:
         before = it.origins[0] if s == 0 else settings[s - 1].target
         parts += [
             ("vec", f"in{s}", f"{before.size} * {tiles}"),
-            ("vec", f"d{s}", f"{it.out} * tiles"),
+            ("vec", f"d{s}", f"{it.out_size} * tiles"),
         ]
         if stage.op not in ("pool", "average", "sum"):
             parts += [("struct channel", f"c{s}", "1")]
         if stage.op == "group":
             parts += [("vec", f"m{s}", f"{2 * it.group.groups} * tiles")]
-        if stage.op in ("conv", "linear") and not it.direct:
-            parts += [("vec", f"y{s}", f"{it.middle} * tiles")]
+        if stage.op in ("conv", "linear") and not it.product_is_output:
+            parts += [("vec", f"y{s}", f"{it.middle_size} * tiles")]
         if it.has_pool:
-            parts += [("vec", f"best{s}", f"{it.out} * tiles")]
+            parts += [("vec", f"best{s}", f"{it.out_size} * tiles")]
         if stage.op == "conv":
             parts += [
-                ("vec", f"dy{s}", str(it.dy.size)),
+                ("vec", f"dy{s}", str(it.gradient_frame.size)),
                 ("vec", f"g{s}", str(it.places[stage.weight].pitch)),
             ]
     parts += [("vec", f"in{len(settings)}", f"{logits} * tiles")]
-    if aside := [it.inside for it in settings if it.aside]:
+    if aside := [it.inside_size for it in settings if it.needs_scratch]:
         parts += [("vec", "aside", str(max(aside)))]
     fields = "\n".join(f"    {kind} *{name};" for kind, name, _ in parts)
     carved = "\n".join(
@@ -174,10 +174,10 @@ def _write_step(settings: list[Setting], plan: Plan) -> str:
         s, stage = it.s, it.stage
         up += [f"forward_{s}(n, b, first <= {stage.index});"]
         if stage.op == "conv" and stage.norm:
-            bias = f"{it.at(stage.bias)}[i]" if stage.bias else "0"
+            bias = f"{it.address(stage.bias)}[i]" if stage.bias else "0"
             begin += [
                 f"for (int i = 0; i < {stage.middle[0]}; i++) n->c{s}->start[i] = {bias} -"
-                f" {it.at(stage.norm.mean)}[i];"
+                f" {it.address(stage.norm.mean)}[i];"
             ]
         below = max(flow.below for flow in it.flows)
         needed = f"first <= {stage.index}" if stage.learns else f"first <= {below}"

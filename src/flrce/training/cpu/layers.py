@@ -1,4 +1,4 @@
-"""Linear layers, GELU and attention as compiled C, with their gradients; shortcuts.py says which
+"""Linear layers, GELU and attention as compiled C, with their gradients; compiled_calls.py says which
 calls come here.
 
 Numbers are float32, laid out as torch has them. Gradients of gradients are torch's.

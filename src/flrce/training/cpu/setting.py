@@ -25,21 +25,21 @@ class Setting:
     machine: Processor
 
     @property
-    def deeper(self) -> bool:
+    def has_input_gradient(self) -> bool:
         """Whether any stage that it depends on learns."""
         return any(flow.learns for flow in self.flows)
 
     @property
-    def adds(self) -> bool:
+    def adds_to_gradient(self) -> bool:
         """Whether its input's gradient is added to another's."""
-        return self.deeper and self.flows[0].adds
+        return self.has_input_gradient and self.flows[0].adds
 
     @property
-    def aside(self) -> bool:
+    def needs_scratch(self) -> bool:
         """Whether its input's gradient is made aside first: its code writes, and cannot add."""
-        return self.adds and self.stage.op not in ("conv", "linear", "sum")
+        return self.adds_to_gradient and self.stage.op not in ("conv", "linear", "sum")
 
-    def at(self, name: str, base: str = "n->p") -> str:
+    def address(self, name: str, base: str = "n->p") -> str:
         """A tensor's address, or 0 where the stage has none."""
         return f"({base} + {self.places[name].inner})" if name else "0"
 
@@ -47,7 +47,7 @@ class Setting:
         return f"step->pull[{list(self.places).index(name)}]"
 
     @property
-    def norm(self) -> int:
+    def has_norm(self) -> int:
         return int(self.stage.norm is not None)
 
     @property
@@ -65,7 +65,7 @@ class Setting:
         return self.stage.pool != (1, 1)
 
     @property
-    def direct(self) -> bool:
+    def product_is_output(self) -> bool:
         """Whether the product's output is the stage's, where it is wanted: a convolution before
         GroupNorm, say.
         """
@@ -74,16 +74,16 @@ class Setting:
         return bare and self.target == make_tight_frame(stage.out)
 
     @property
-    def dy(self) -> Frame:
+    def gradient_frame(self) -> Frame:
         """Where a convolution's output gradient goes: a whole tile, or the rows in use if no stage
         below needs it.
         """
-        if self.deeper:
+        if self.has_input_gradient:
             return convolution.gradient_frame(self.stage)
         return Frame(self.stage.middle[0], convolution.row_group(self.stage), self.stage.middle[2])
 
     @property
-    def extent(self) -> tuple[int, int]:
+    def target_strides(self) -> tuple[int, int]:
         """How far apart channels and rows lie in the target: as in y's own planes where the next
         stage flattens.
         """
@@ -95,19 +95,19 @@ class Setting:
         )
 
     @property
-    def inside(self) -> int:
+    def inside_size(self) -> int:
         return prod(self.stage.inside)
 
     @property
-    def middle(self) -> int:
+    def middle_size(self) -> int:
         return prod(self.stage.middle)
 
     @property
-    def out(self) -> int:
+    def out_size(self) -> int:
         return prod(self.stage.out)
 
     @property
-    def x(self) -> str:
+    def input_tile(self) -> str:
         """Tile t of the input. A net's first convolution keeps one tile only, and reads the samples
         anew (see load).
         """
@@ -121,7 +121,7 @@ class Setting:
         more = f" + {skipped}" if skipped else ""  # padding that only others need
         return f"(n->in{self.stage.sources[0] + 1} + t * {there.size}{more})"
 
-    def terms(self) -> list[tuple[str, int, int]]:
+    def list_sum_inputs(self) -> list[tuple[str, int, int]]:
         """Tile t of each source of a sum, and how far apart its channels and rows lie."""
         _, H, W = self.stage.inside
         found = []
@@ -132,35 +132,37 @@ class Setting:
         return found
 
     @property
-    def all(self) -> str:
+    def all_inputs(self) -> str:
         """The input, of all tiles."""
         return f"n->in{self.stage.sources[0] + 1}"
 
     @property
-    def y(self) -> str:
+    def product(self) -> str:
         """The product's output, of all tiles."""
-        if self.direct:
+        if self.product_is_output:
             return f"n->in{self.s + 1}"
-        return self.all if self.stage.op == "none" else f"n->y{self.s}"
+        return self.all_inputs if self.stage.op == "none" else f"n->y{self.s}"
 
     @property
-    def d(self) -> str:
+    def gradient_tile(self) -> str:
         """Tile t of the output's gradient."""
-        return f"(n->d{self.s} + t * {self.out})"
+        return f"(n->d{self.s} + t * {self.out_size})"
 
     @property
-    def below(self) -> str:
+    def input_gradient_tile(self) -> str:
         """Tile t of the input's gradient."""
-        return f"(n->d{self.stage.sources[0]} + t * {self.inside})"
+        return f"(n->d{self.stage.sources[0]} + t * {self.inside_size})"
 
     @property
-    def next(self) -> str:
+    def output_tile(self) -> str:
         """Tile t of the next stage's input."""
         return f"(n->in{self.s + 1} + t * {self.target.size} + {self.target.origin})"
 
     @property
-    def load(self) -> str:
+    def load_samples(self) -> str:
         """The first stage reads samples: bytes, so reading them again costs less than keeping
         floats.
         """
-        return f"load_tile(b, t, {self.x}, place, {self.inside});" if self.s == 0 else ""
+        return (
+            f"load_tile(b, t, {self.input_tile}, place, {self.inside_size});" if self.s == 0 else ""
+        )

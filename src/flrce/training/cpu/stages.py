@@ -17,8 +17,8 @@ from flrce.models.kinds import RESIDUAL_KINDS
 from flrce.training.cpu.joints import untangle_stages
 from flrce.training.cpu.plan import Group, Norm, Plan, Shape, Stage
 
-AFTER = frozenset({"batchnorm", "relu", "tanh", "maxpool"})
-ACTS = frozenset({"relu", "tanh"})
+FUSED_AFTER_PRODUCT = frozenset({"batchnorm", "relu", "tanh", "maxpool"})
+ACTIVATIONS = frozenset({"relu", "tanh"})
 # the most in one convolution of a residual network: see _refuse_wide_convolutions
 MAX_CONVOLUTION_WEIGHTS = 300_000
 
@@ -121,20 +121,24 @@ class _Fused:
                 raise KernelUnavailable(f"Dropout at {layer.name!r} with p = {layer['p']}")
             self.open = ready
         elif layer.kind == "flatten":
-            self.open = ready & ACTS if _to_planes(layer.out) != now else ready
+            self.open = ready & ACTIVATIONS if _to_planes(layer.out) != now else ready
         elif layer.kind in ("conv", "linear"):
             self.index += 1
             index = 0 if self.skips else self.index
-            self._open_stage(_make_product_stage(layer, index, source, now, self.names), AFTER)
+            self._open_stage(
+                _make_product_stage(layer, index, source, now, self.names), FUSED_AFTER_PRODUCT
+            )
         elif layer.kind == "groupnorm":
             self._open_stage(
                 Stage(
                     "group", index, (source,), now, now, now, group=_read_group(layer, self.names)
                 ),
-                ACTS,
+                ACTIVATIONS,
             )
         elif layer.kind == "add":
-            self._open_stage(Stage("sum", index, tuple(one for one, _ in fed), now, now, now), ACTS)
+            self._open_stage(
+                Stage("sum", index, tuple(one for one, _ in fed), now, now, now), ACTIVATIONS
+            )
         elif layer.kind == "avgpool":
             out, how = _to_planes(layer.out), {"kernel": layer["kernel"], "stride": layer["stride"]}
             self._open_stage(Stage("average", index, (source,), now, now, out, **how), frozenset())
@@ -142,9 +146,10 @@ class _Fused:
             tiled = layer.kind != "maxpool" or _is_tiled(layer)
             if layer.kind not in ready or not tiled:
                 self._open_stage(
-                    Stage("none" if tiled else "pool", index, (source,), now, now, now), AFTER
+                    Stage("none" if tiled else "pool", index, (source,), now, now, now),
+                    FUSED_AFTER_PRODUCT,
                 )
-                self.open = AFTER if tiled else frozenset()
+                self.open = FUSED_AFTER_PRODUCT if tiled else frozenset()
             self.stages[-1], self.open = _merge_layer(self.stages[-1], layer, self.open, self.names)
 
     def _open_stage(self, stage: Stage, open_: frozenset[str]) -> None:

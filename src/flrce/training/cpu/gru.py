@@ -22,7 +22,7 @@ from flrce.training.cpu.linear import write_product
 
 HERE = Path(__file__).parent
 ALIGNED = 64  # bytes of the widest vector
-wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # inside vmap and its like
+is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # inside vmap and its like
 
 
 def write_source(units: int, machine: Processor) -> str:
@@ -34,7 +34,7 @@ def write_source(units: int, machine: Processor) -> str:
     parts += [(HERE / "prelude.h").read_text()]
     parts += [write_product("states", "forward", 3 * units, units, units, 1, machine)]
     parts += [write_product("gates", "backward", units, 3 * units, 1, units, machine)]
-    return "\n".join([*parts, (HERE / "cells.h").read_text()])
+    return "\n".join([*parts, (HERE / "gru.h").read_text()])
 
 
 @lru_cache
@@ -47,14 +47,14 @@ def load_library(units: int) -> tuple[Any, int]:
         )
     except OSError as why:
         raise KernelUnavailable(
-            f"the compiled cells do not load ({why}); set FLRCE_CACHE to another folder"
+            f"the compiled GRU layers do not load ({why}); set FLRCE_CACHE to another folder"
         ) from why
     for call in (code.steps_forward, code.steps_back):
         call.restype, call.argtypes = None, [ctypes.c_void_p] * 6 + [ctypes.c_long] * 2
     return code, machine.lanes
 
 
-class _Steps(torch.autograd.Function):
+class _GRUSteps(torch.autograd.Function):
     """One layer over all steps: x (in, steps, samples) and its tensors -> states (units, steps,
     samples).
 
@@ -109,7 +109,7 @@ def _align_tensor(x: Tensor) -> Tensor:
     return x.clone() if x.data_ptr() % ALIGNED else x
 
 
-class Gru(nn.GRU):
+class CompiledGRU(nn.GRU):
     """nn.GRU by compiled steps."""
 
     def forward(self, x: Any, given: Any = None) -> Any:
@@ -126,7 +126,7 @@ class Gru(nn.GRU):
                 for which in ("ih", "hh")
             )
             now = cast(
-                Tensor, _Steps.apply(now.contiguous(), wi, wh, bi, bh, torch.is_grad_enabled())
+                Tensor, _GRUSteps.apply(now.contiguous(), wi, wh, bi, bh, torch.is_grad_enabled())
             )
             last.append(now[:, -1, :n].T)
         out = now[..., :n].permute(2, 1, 0) if self.batch_first else now[..., :n].permute(1, 2, 0)
@@ -143,7 +143,7 @@ class Gru(nn.GRU):
             return False
         both = (x, self.weight_hh_l0)
         float32 = all(
-            t.dtype == torch.float32 and t.device.type == "cpu" and not wrapped(t) for t in both
+            t.dtype == torch.float32 and t.device.type == "cpu" and not is_wrapped(t) for t in both
         )
         return (
             float32
@@ -167,5 +167,5 @@ def compile_gru_layers(net: nn.Module) -> nn.Module:
     """The net, its GRU layers by compiled steps from now on."""
     for layer in net.modules():
         if has_compiled_steps(layer):
-            layer.__class__ = Gru
+            layer.__class__ = CompiledGRU
     return net

@@ -1,12 +1,14 @@
 """Transformers and wide linear layers on a CPU: which calls go through compiled code, whatever
 makes them.
 
-`Shortcuts()` is a mode of torch: while it lasts, calls of F.linear, F.gelu,
+`CompiledCalls()` is a mode of torch: while it lasts, calls of F.linear, F.gelu,
 F.scaled_dot_product_attention and of nn.MultiheadAttention's function go through layers.py, from
 any layer or network. A call beyond the plain case (masks, dropout, other precisions, few numbers)
 is torch's.
 """
 
+import copy
+import math
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -18,16 +20,17 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from flrce.core.c_compiler import KernelUnavailable
+from flrce.models import drawing
 from flrce.training.cpu.layers import Attention, Gelu, Linear, load_library
 
-PRODUCT = 2**23  # multiply-adds from which on a product is worth the call
-VALUES = 2**15  # numbers from which on the others are
-LONGEST = 256  # tokens that attend: all their shares are kept for the way back
-WIDE = 2**12  # weights of a layer that counts
+MIN_PRODUCT_OPERATIONS = 2**23  # multiply-adds from which on a product is worth the call
+MIN_VALUES = 2**15  # numbers from which on the others are
+MAX_ATTENDED_TOKENS = 256  # tokens that attend: all their shares are kept for the way back
+MIN_LAYER_WEIGHTS = 2**12  # weights of a layer that counts
 # multiply-adds of a batch in the largest layer from which on the mode is worth its calls
-WORTH = 2**24
-watchers = torch._C._autograd._top_saved_tensors_default_hooks
-wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # inside vmap and its like
+MIN_BATCH_OPERATIONS = 2**24
+get_saved_tensor_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # inside vmap and its like
 
 
 @lru_cache
@@ -46,13 +49,13 @@ def _are_plain_tensors(*tensors: Any) -> bool:
 
     Layers that are recomputed on that way are: torch recomputes them without its modes.
     """
-    if torch.is_autocast_enabled("cpu") or watchers(False) is not None:
+    if torch.is_autocast_enabled("cpu") or get_saved_tensor_hooks(False) is not None:
         return False
     for x in tensors:
         plain = type(x) is Tensor or isinstance(x, nn.Parameter)
         if (
             not plain
-            or wrapped(x)
+            or is_wrapped(x)
             or x.dtype != torch.float32
             or x.device.type != "cpu"
             or x.layout != torch.strided
@@ -61,31 +64,31 @@ def _are_plain_tensors(*tensors: Any) -> bool:
     return True
 
 
-def linear(input: Any, weight: Any, bias: Any = None, **more: Any) -> Tensor | None:
+def call_linear(input: Any, weight: Any, bias: Any = None, **more: Any) -> Tensor | None:
     """F.linear; None, here and below: not by compiled code."""
     given = (input, weight) if bias is None else (input, weight, bias)
     if more or not _are_plain_tensors(*given) or weight.dim() != 2 or input.dim() < 2:
         return None
     fits = input.shape[-1] == weight.shape[1] and (bias is None or bias.shape == weight.shape[:1])
-    if not fits or input.numel() * len(weight) < PRODUCT:
+    if not fits or input.numel() * len(weight) < MIN_PRODUCT_OPERATIONS:
         return None
     return cast(Tensor, Linear.apply(input, weight, bias))
 
 
-def gelu(input: Any, *, approximate: str = "none", **more: Any) -> Tensor | None:
+def call_gelu(input: Any, *, approximate: str = "none", **more: Any) -> Tensor | None:
     """F.gelu"""
     if (
         more
         or approximate != "none"
         or not torch.is_grad_enabled()
         or not _are_plain_tensors(input)
-        or input.numel() < VALUES
+        or input.numel() < MIN_VALUES
     ):
         return None
     return cast(Tensor, Gelu.apply(input))
 
 
-def attention(
+def call_attention(
     query: Any,
     key: Any,
     value: Any,
@@ -111,13 +114,18 @@ def attention(
         return None
     L, S, D = query.shape[2], key.shape[2], query.shape[3]
     scale = D**-0.5 if scale is None else float(scale)
-    if key.shape[3] != D or query.numel() < VALUES or max(L, S) > LONGEST or scale <= 0:
+    if (
+        key.shape[3] != D
+        or query.numel() < MIN_VALUES
+        or max(L, S) > MAX_ATTENDED_TOKENS
+        or scale <= 0
+    ):
         return None
     near = [x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value)]
     return cast(Tensor, Attention.apply(*near, scale, is_causal, torch.is_grad_enabled()))
 
 
-def multi_head(
+def call_multi_head_attention(
     query: Any,
     key: Any,
     value: Any,
@@ -158,12 +166,14 @@ def multi_head(
         attn_mask is not None
     ):  # a mask that is not causal, or a mistake
         return None
-    if query.numel() < VALUES or len(query) > LONGEST:
+    if query.numel() < MIN_VALUES or len(query) > MAX_ATTENDED_TOKENS:
         return None
     # nn.MultiheadAttention has turned samples first into tokens first
     turned = query.transpose(0, 1).is_contiguous()
     x = query.transpose(0, 1) if turned else query
-    qkv = _linear(x, in_proj_weight, in_proj_bias).view(*x.shape[:2], 3, num_heads, -1)
+    qkv = _call_linear_or_torch(x, in_proj_weight, in_proj_bias).view(
+        *x.shape[:2], 3, num_heads, -1
+    )
     # of (samples, heads, tokens, numbers)
     three = qkv.permute((2, 0, 3, 1, 4) if turned else (2, 1, 3, 0, 4))
     scale = (embed_dim_to_check // num_heads) ** -0.5
@@ -171,24 +181,24 @@ def multi_head(
         Tensor, Attention.apply(three, None, None, scale, is_causal, torch.is_grad_enabled())
     )
     seen = seen.permute((0, 2, 1, 3) if turned else (2, 0, 1, 3)).reshape(x.shape)
-    out = _linear(seen, out_proj_weight, out_proj_bias)
+    out = _call_linear_or_torch(seen, out_proj_weight, out_proj_bias)
     return (out.transpose(0, 1) if turned else out), None
 
 
-def _linear(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
-    found = linear(x, w, b)
+def _call_linear_or_torch(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+    found = call_linear(x, w, b)
     return F.linear(x, w, b) if found is None else found
 
 
 REPLACED: dict[Any, Callable[..., Any]] = {
-    F.linear: linear,
-    F.gelu: gelu,
-    F.scaled_dot_product_attention: attention,
-    F.multi_head_attention_forward: multi_head,
+    F.linear: call_linear,
+    F.gelu: call_gelu,
+    F.scaled_dot_product_attention: call_attention,
+    F.multi_head_attention_forward: call_multi_head_attention,
 }
 
 
-class Shortcuts(TorchFunctionMode):
+class CompiledCalls(TorchFunctionMode):
     """While it lasts, calls that compiled code knows go there."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -205,7 +215,7 @@ def find_widest_layer(net: nn.Module) -> int:
     found = max(
         (p.numel() for layer in layers for p in layer.parameters() if p.dim() == 2), default=0
     )
-    if found < WIDE or not is_faster_here():
+    if found < MIN_LAYER_WEIGHTS or not is_faster_here():
         return 0
     try:
         load_library()
@@ -220,4 +230,40 @@ def is_worth_compiling(weights: int, x: Tensor, n: int) -> bool:
     """
     # tokens, or samples
     rows = n * (x.shape[1] if x.dim() == 3 or (x.dim() == 2 and not x.is_floating_point()) else 1)
-    return rows * weights >= WORTH and torch.get_num_threads() == 1
+    return rows * weights >= MIN_BATCH_OPERATIONS and torch.get_num_threads() == 1
+
+
+class AttentionByteCounter(TorchFunctionMode):
+    """While it lasts, attention's shares are counted: 4 bytes for each sample, head and pair of
+    tokens.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nbytes, (_, self.lanes) = 0, load_library()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        if func is F.scaled_dot_product_attention:  # (..., heads, tokens, numbers)
+            query, key = (
+                args[i] if len(args) > i else given[name] for i, name in enumerate(("query", "key"))
+            )
+            self._add(math.prod(query.shape[:-2]), query.shape[-2], key.shape[-2])
+        elif func is F.multi_head_attention_forward:  # (tokens, samples, width), and how many heads
+            query, key, heads = args[0], args[1], args[4]
+            self._add(math.prod(query.shape[1:-1]) * heads, len(query), len(key))
+        return func(*args, **given)
+
+    def _add(self, heads: int, L: int, S: int) -> None:
+        if max(L, S) <= MAX_ATTENDED_TOKENS:
+            self.nbytes += 4 * heads * S * -(-L // self.lanes) * self.lanes  # whole vectors
+
+
+def count_attention_bytes(net: nn.Module, x: Tensor) -> int:
+    """Bytes for each sample, found by a pass over a few of them; 0 where the network has no
+    attention.
+    """
+    counter = AttentionByteCounter()
+    with drawing.preserve_rng_states(torch.device("cpu")), torch.no_grad(), counter:
+        copy.deepcopy(net).train()(x)
+    return counter.nbytes // len(x)
