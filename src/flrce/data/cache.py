@@ -1,5 +1,4 @@
-"""The prepared form of a data set: plain .npy arrays to map into memory, and meta.json to check
-them by.
+"""The prepared form of a data set: .npy arrays to map into memory, checked against meta.json.
 
 meta.json holds names, counts, scale and the length and SHA-256 of every array, and is sealed by a
 SHA-256 of its own: a flipped byte anywhere is found. Nothing here is pickled, and only the three
@@ -78,25 +77,18 @@ def get_data_folder() -> Path:
 def prepare_dataset(
     name: str, source_dir: Path, folder: Path | None = None, progress: bool = False
 ) -> Path:
-    """Reads a data set's public files and writes its prepared form, to home()/name unless told
-    where.
-    """
+    """Read a data set's public files and write its prepared form; default folder: home()/name."""
     return write_prepared(
         read_dataset(name, source_dir, progress), folder or get_data_folder() / name
     )
 
 
 def write_prepared(source: Source, folder: Path) -> Path:
-    """Writes a source aside, flushes it to disk, and moves it into place; an earlier cache there is
-    replaced.
-    """
+    """Write a source beside the folder, sync it, and rename it into place of an earlier cache."""
     _validate_source(source, "the source")
     folder = folder.resolve()  # a link keeps pointing to where it points
-    if (
-        folder.exists()
-        and not (folder / META_FILE).is_file()
-        and (not folder.is_dir() or any(folder.iterdir()))
-    ):
+    occupied = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+    if occupied and not (folder / META_FILE).is_file():
         raise BadInput(
             f"{format_path(folder)} exists and is no prepared data set; name another folder"
         )
@@ -104,17 +96,10 @@ def write_prepared(source: Source, folder: Path) -> Path:
     aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         aside.chmod(0o755)  # mkdtemp's 0700 would lock out other users of a shared cache
-        arrays = {
-            "x.npy": source.x,
-            "y.npy": source.y,
-            "group.npy": source.group,
-            "held.npy": source.held,
-        }
-        files = {
-            name: _save_array(aside / name, array)
-            for name, array in arrays.items()
-            if array is not None
-        }
+        files = {}
+        for name in ("x", "y", "group", "held"):
+            if (array := getattr(source, name)) is not None:
+                files[f"{name}.npy"] = _save_array(aside / f"{name}.npy", array)
         _write_synced(
             aside / META_FILE, _build_metadata(source, files).with_seal().to_json_text().encode()
         )
@@ -127,26 +112,16 @@ def write_prepared(source: Source, folder: Path) -> Path:
 
 
 def load_prepared(folder: Path, verify: bool = True) -> Source:
-    """The source in a prepared folder, mapped into memory; `verify=False` skips reading it all for
-    the checksums.
-    """
+    """The source of a prepared folder, mapped into memory. `verify`: check every file's SHA-256."""
     meta = _read_metadata(folder)
     for name, entry in meta.files.items():
         _check_file(folder / name, entry, verify)
     x, y = _map_array(folder / "x.npy"), _map_array(folder / "y.npy")
     group = _map_array(folder / "group.npy") if "group.npy" in meta.files else None
     held = _map_array(folder / "held.npy") if "held.npy" in meta.files else None
+    classes, groups, kind = tuple(meta.classes), tuple(meta.groups), meta.kind or "classes"
     source = Source(
-        meta.name,
-        x,
-        y,
-        tuple(meta.classes),
-        group,
-        tuple(meta.groups),
-        scale=meta.scale,
-        shift=meta.shift,
-        kind=meta.kind or "classes",
-        held=held,
+        meta.name, x, y, classes, group, groups, meta.scale, meta.shift, kind=kind, held=held
     )
     if verify:
         _validate_source(source, format_path(folder))
@@ -240,11 +215,8 @@ def _validate_source(source: Source, where: str) -> None:
             f"{where} needs y of {dtypes} with {axes[-1]} axes for {source.kind}, got {y.dtype}"
             f" {y.shape}"
         )
-    if (
-        source.kind in ("classes", "tokens")
-        and len(y)
-        and not _has_valid_codes(y, len(source.classes), source.kind)
-    ):
+    coded = source.kind in ("classes", "tokens") and len(y) > 0
+    if coded and not _has_valid_codes(y, len(source.classes), source.kind):
         raise BadInput(
             f"{where} has labels beyond its {len(source.classes)} classes; {PREPARE_REMEDY}"
         )
@@ -282,12 +254,12 @@ def _check_file(path: Path, entry: FileEntry, verify: bool) -> None:
         if not verify:
             return
         with open_regular(path, PREPARE_REMEDY) as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as why:
         raise BadInput(
             f"{format_path(path)} cannot be read ({why.strerror}); {PREPARE_REMEDY}"
         ) from why
-    if found != entry.sha256:
+    if digest != entry.sha256:
         raise BadInput(
             f"{format_path(path)} was changed since it was written (SHA-256 differs);"
             f" {PREPARE_REMEDY}"
@@ -320,9 +292,7 @@ def _write_synced(path: Path, content: bytes) -> None:
 
 
 def _replace_folder(folder: Path, aside: Path) -> None:
-    """One rename when nothing or an empty folder is in the way; an old cache first steps aside, and
-    is then removed.
-    """
+    """Rename into place. An old cache is first renamed, then removed."""
     if not folder.exists() or not any(folder.iterdir()):
         os.rename(aside, folder)
         return

@@ -23,9 +23,7 @@ NO_TROUBLE = FleetTrouble()
 
 @lru_cache(maxsize=2)
 def to_tensors(source: Source) -> tuple[Tensor, Tensor]:
-    """x and y in memory, once for all federations of a source, which itself may be a read-only map
-    of a file.
-    """
+    """x and y in memory, once for all federations of a source (which may be a read-only map)."""
     return torch.from_numpy(np.array(source.x)), torch.from_numpy(np.array(source.y))
 
 
@@ -70,11 +68,9 @@ class Federation:
         return np.concatenate([*self.held, np.empty(0, np.int64)]).astype(np.int64), rows
 
     def describe(self) -> dict[str, Any]:
-        """Sizes per client, and a histogram of the labels where they are classes, for the run
-        directory.
-        """
+        """Sizes per client and, of classes, label histograms, for the run directory."""
         source, labels = self.source, len(self.source.classes)
-        told: dict[str, Any] = {
+        described: dict[str, Any] = {
             "data": source.name,
             "digest": _hash_samples(source),
             "classes": list(source.classes),
@@ -83,14 +79,13 @@ class Federation:
             "held": [len(part) for part in self.held],
         }
         if source.kind == "classes":
-            told["labels"] = [
-                np.bincount(source.y[part], minlength=labels).tolist() for part in self.train
-            ]
+            counts = [np.bincount(source.y[part], minlength=labels) for part in self.train]
+            described["labels"] = [row.tolist() for row in counts]
         else:
-            told["kind"] = source.kind
+            described["kind"] = source.kind
         if self.trouble.who:
-            told["trouble"] = {kind: list(clients) for kind, clients in self.trouble.who.items()}
-        return told
+            described["trouble"] = {kind: list(who) for kind, who in self.trouble.who.items()}
+        return described
 
 
 def federate(
@@ -103,8 +98,7 @@ def federate(
     minimum: int = 5,
     trouble: Sequence[Any] = (),
 ) -> Federation:
-    """Share the samples out, then hold some of each client's own back for validation; at least two
-    stay to train on.
+    """Share the samples out, then hold some of each client's back; at least two stay to train on.
 
     A source with a test split of its own keeps it, and `holdout` does not count. `trouble` is what
     is then made wrong.
@@ -123,29 +117,20 @@ def federate(
         train = tuple(np.sort(part[cut:]) for part, cut in zip(parts, cuts, strict=True))
         held = tuple(np.sort(part[:cut]) for part, cut in zip(parts, cuts, strict=True))
     else:
-        train, held = _apply_own_split(source.held, parts)
+        train = tuple(np.sort(part[~source.held[part]]) for part in parts)
+        held = tuple(np.sort(part[source.held[part]]) for part in parts)
         _require_training_samples(source, names, train)
     return Federation(source, tuple(names), train, held)
 
 
 @lru_cache(maxsize=2)
 def _federate_with_trouble(source: Source, *how: Any) -> Federation:
-    """Remembered, so that runs which share a troubled fleet share its samples in memory too."""
-    *usual, trouble = how
-    fine = federate(source, *usual)
-    seed = usual[2]
-    made = apply_trouble(
-        PartitionedData(source, fine.clients, fine.train, fine.held), trouble, seed
-    )
-    return Federation(made.source, made.clients, made.train, made.held, made.trouble)
-
-
-def _apply_own_split(
-    test: NDArray[np.bool_], parts: list[IndexArray]
-) -> tuple[tuple[IndexArray, ...], tuple[IndexArray, ...]]:
-    train = tuple(np.sort(part[~test[part]]) for part in parts)
-    held = tuple(np.sort(part[test[part]]) for part in parts)
-    return train, held
+    """Cached, so that runs which share a troubled fleet share its samples in memory too."""
+    *settings, trouble = how
+    clean = federate(source, *settings)
+    data = PartitionedData(source, clean.clients, clean.train, clean.held)
+    data = apply_trouble(data, trouble, seed=settings[2])
+    return Federation(data.source, data.clients, data.train, data.held, data.trouble)
 
 
 def _require_training_samples(
@@ -163,12 +148,10 @@ def _require_training_samples(
 
 @lru_cache(maxsize=2)
 def _hash_samples(source: Source) -> str:
-    """A fingerprint of the samples: a run goes on only on the same ones. Once for all runs of a
-    source.
-    """
-    found = blake2b(np.ascontiguousarray(source.y).data, digest_size=16)
+    """A fingerprint of the samples: a run resumes only on the same ones."""
+    digest = blake2b(np.ascontiguousarray(source.y).data, digest_size=16)
     for start in range(0, len(source.x), 10_000):  # the source may be a map of a large file
-        found.update(np.ascontiguousarray(source.x[start : start + 10_000]).data)
+        digest.update(np.ascontiguousarray(source.x[start : start + 10_000]).data)
     if source.held is not None:
-        found.update(np.packbits(source.held).data)
-    return found.hexdigest()
+        digest.update(np.packbits(source.held).data)
+    return digest.hexdigest()

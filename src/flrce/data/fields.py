@@ -1,6 +1,4 @@
-"""Samples of several inputs (two tensors, an image and a table, a dict of token ids and a mask),
-packed into one row of numbers and taken apart again before the network.
-"""
+"""Samples of several inputs (tensors, a dict), packed into one row of numbers and unpacked."""
 
 import copy
 import inspect
@@ -109,7 +107,7 @@ def _find_kind(array: NDArray[Any]) -> str:
 
 def unpack_fields(x: Tensor, fields: Sequence[InputField]) -> list[Tensor]:
     """The inputs of packed samples x (n, numbers), each of its shape and dtype."""
-    found, start = [], 0
+    inputs, start = [], 0
     for field in fields:
         part = x[:, start : start + field.size].reshape(len(x), *field.shape)
         start += field.size
@@ -119,8 +117,8 @@ def unpack_fields(x: Tensor, fields: Sequence[InputField]) -> list[Tensor]:
             part = part > 0.5
         elif field.kind == "pixels":
             part = part / 255
-        found.append(part)
-    return found
+        inputs.append(part)
+    return inputs
 
 
 def attach_fields(net: nn.Module, fields: Sequence[InputField]) -> nn.Module:
@@ -140,8 +138,3 @@ def _takes_batch(net: nn.Module, fields: Sequence[InputField]) -> bool:
     if len(arguments) != 1 or any(argument.kind in variable for argument in arguments):
         return False
     return [field.name for field in fields] != [argument.name for argument in arguments]
-
-
-def describe_fields(fields: Sequence[InputField]) -> str:
-    """The inputs in words, for messages."""
-    return ", ".join(f"{field.name} {field.shape} {field.kind}" for field in fields)

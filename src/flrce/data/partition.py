@@ -1,6 +1,4 @@
-"""Who holds which samples. Each scheme is seeded and gives every client at least `minimum`
-samples.
-"""
+"""Who holds which samples: seeded schemes that give every client at least `minimum`."""
 
 from collections.abc import Callable
 
@@ -13,7 +11,7 @@ from flrce.errors import BadInput
 
 IndexArray = NDArray[np.int64]
 # quantity: a fifth of the clients hold four fifths of the samples
-BIG, SHARE, JITTER = (0.2, 0.8, 0.25)
+LARGE_CLIENTS, LARGE_SHARE, SIZE_JITTER = 0.2, 0.8, 0.25
 
 
 def has_class_labels(source: Source) -> bool:
@@ -22,9 +20,7 @@ def has_class_labels(source: Source) -> bool:
 
 
 def partition_dirichlet(source: Source, M: int, alpha: float, rng: Generator) -> list[IndexArray]:
-    """Label skew: each class is shared out in proportions drawn from Dir(alpha) (the paper's CIFAR
-    setting).
-    """
+    """Label skew: each class is shared out in proportions of Dir(alpha) (the paper's CIFAR)."""
     if not has_class_labels(source):
         raise BadInput(
             f"data.partition dirichlet shares out classes, {source.name} has {source.kind}; use"
@@ -40,9 +36,7 @@ def partition_dirichlet(source: Source, M: int, alpha: float, rng: Generator) ->
 
 
 def partition_by_group(source: Source, M: int, alpha: float, rng: Generator) -> list[IndexArray]:
-    """Client k gets a share p_k ~ Dir(alpha) of the writers or speakers, at least one (the paper's
-    EMNIST, Speech).
-    """
+    """Client k gets a share p_k ~ Dir(alpha) of the writers, at least one (the paper's EMNIST)."""
     group = _require_groups(source, M)
     order = rng.permutation(int(group.max()) + 1)
     extra = rng.multinomial(len(order) - M, rng.dirichlet(np.full(M, alpha)))
@@ -79,13 +73,11 @@ def partition_given(source: Source, M: int, alpha: float, rng: Generator) -> lis
 
 
 def partition_quantity(source: Source, M: int, alpha: float, rng: Generator) -> list[IndexArray]:
-    """Size skew with IID labels, as in the client files the paper's authors released: 20 % hold 80
-    %.
-    """
-    big = max(1, round(BIG * M)) if M > 1 else 0
-    weight = np.full(M, (1 - SHARE) / max(M - big, 1))
-    weight[rng.permutation(M)[:big]] = SHARE / max(big, 1)
-    weight *= rng.uniform(1 - JITTER, 1 + JITTER, M)
+    """Size skew with IID labels, as in the authors' client files: 20 % of clients hold 80 %."""
+    big = max(1, round(LARGE_CLIENTS * M)) if M > 1 else 0
+    weight = np.full(M, (1 - LARGE_SHARE) / max(M - big, 1))
+    weight[rng.permutation(M)[:big]] = LARGE_SHARE / max(big, 1)
+    weight *= rng.uniform(1 - SIZE_JITTER, 1 + SIZE_JITTER, M)
     cuts = (np.cumsum(weight / weight.sum())[:-1] * len(source.y)).round().astype(int)
     return np.split(rng.permutation(len(source.y)), cuts)
 
@@ -121,14 +113,12 @@ def partition_samples(
     if scheme in NATURAL_SCHEMES:
         small = min(map(len, parts))
         if small < minimum:
-            remedy = (
-                "lower it"
-                if small > 1
-                else 'leave that client out, as data.partition = "natural" does'
-            )
-            who = name_group(source, [len(part) for part in parts].index(small))
+            remedy = 'leave that client out, as data.partition = "natural" does'
+            if small > 1:
+                remedy = "lower it"
+            client = name_group(source, [len(part) for part in parts].index(small))
             count = f"{small} sample{'' if small == 1 else 's'}"
-            raise BadInput(f"client {who!a} has {count}; data.minimum is {minimum}; {remedy}")
+            raise BadInput(f"client {client!a} has {count}; data.minimum is {minimum}; {remedy}")
         return [rng.permutation(part) for part in parts]
     return [rng.permutation(part) for part in _top_up_clients(parts, minimum, rng)]
 
@@ -139,9 +129,7 @@ def name_group(source: Source, code: int) -> str:
 
 
 def _top_up_clients(parts: list[IndexArray], minimum: int, rng: Generator) -> list[IndexArray]:
-    """Give clients with too few what others hold beyond the minimum, at random, so that the skew
-    stays.
-    """
+    """Give clients with too few samples random ones that others hold beyond the minimum."""
     parts = [rng.permutation(part) for part in parts]
     surplus = rng.permutation(np.concatenate([part[minimum:] for part in parts]))
     moved: list[IndexArray] = []
@@ -156,11 +144,9 @@ def _top_up_clients(parts: list[IndexArray], minimum: int, rng: Generator) -> li
 
 def _require_groups(source: Source, M: int) -> IndexArray:
     if source.group is None:
-        remedy = (
-            "use dirichlet, quantity or iid"
-            if source.kind == "classes"
-            else "set data.group, or use iid"
-        )
+        remedy = "set data.group, or use iid"
+        if source.kind == "classes":
+            remedy = "use dirichlet, quantity or iid"
         raise BadInput(f"data.partition by group needs groups, {source.name} has none; {remedy}")
     codes = np.asarray(source.group)
     if codes.dtype.kind not in "iu":

@@ -11,9 +11,7 @@ from flrce.errors import BadInput
 
 
 def join_sources(parts: Sequence[Source], held: Sequence[bool] = (), name: str = "") -> Source:
-    """The samples of all parts; `held` says which parts are for judging, else each keeps its own
-    split.
-    """
+    """The samples of all parts. `held` marks parts for evaluation, else each keeps its split."""
     parts = _expand_grey_images(parts)
     first = parts[0]
     for part in parts:
@@ -27,11 +25,10 @@ def join_sources(parts: Sequence[Source], held: Sequence[bool] = (), name: str =
     codes = [
         _renumber_codes(part.group, part.groups, groups) for part in parts if part.group is not None
     ]
-    split = (
-        np.repeat(held, [len(part.y) for part in parts]).astype(bool)
-        if held
-        else _join_splits(parts)
-    )
+    split = _join_splits(parts)
+    if held:
+        split = np.repeat(held, [len(part.y) for part in parts]).astype(bool)
+    alike = all(part.preprocessing == first.preprocessing for part in parts)
     return replace(
         first,
         name=name or first.name,
@@ -42,12 +39,8 @@ def join_sources(parts: Sequence[Source], held: Sequence[bool] = (), name: str =
         group=np.concatenate(codes) if len(codes) == len(parts) else None,
         groups=groups if len(codes) == len(parts) else (),
         held=split,
-        preprocessing=first.preprocessing if _are_prepared_alike(parts) else None,
+        preprocessing=first.preprocessing if alike else None,
     )
-
-
-def _are_prepared_alike(parts: Sequence[Source]) -> bool:
-    return all(part.preprocessing == parts[0].preprocessing for part in parts)
 
 
 def _expand_grey_images(parts: Sequence[Source]) -> Sequence[Source]:
@@ -68,14 +61,11 @@ def assign_to_client(part: Source, client: str) -> Source:
 
 def _join_targets(parts: Sequence[Source]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     if parts[0].kind != "classes":
-        return np.concatenate([part.y for part in parts]), max(
-            (part.classes for part in parts), key=len
-        )
+        longest = max((part.classes for part in parts), key=len)
+        return np.concatenate([part.y for part in parts]), longest
     classes = tuple(sorted({name for part in parts for name in part.classes}, key=_class_sort_key))
-    return (
-        np.concatenate([_renumber_codes(part.y, part.classes, classes) for part in parts]),
-        classes,
-    )
+    codes = [_renumber_codes(part.y, part.classes, classes) for part in parts]
+    return np.concatenate(codes), classes
 
 
 def _join_splits(parts: Sequence[Source]) -> NDArray[np.bool_] | None:

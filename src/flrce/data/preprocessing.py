@@ -1,7 +1,7 @@
 """What was done to raw samples before training, kept with a run so that its model can be used."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -136,36 +136,6 @@ class Preprocessing:
                 " rows; fill it in"
             )
         return np.where(gaps, _reshape(self.fill, x).astype(np.float32), x)
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain data for model.json."""
-        return asdict(self)
-
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> "Preprocessing":
-        """The inverse of `to_json`."""
-        columns = tuple(
-            FeatureColumn(
-                str(each["name"]),
-                tuple(map(str, each["values"])),
-                int(each.get("buckets", 0)),
-                str(each.get("tokenizer", "")),
-                int(each.get("length", 0)),
-                bool(each.get("date", False)),
-            )
-            for each in data["columns"]
-        )
-        numbers = {
-            key: tuple(float(value) for value in data.get(key, ()))
-            for key in ("fill", "mean", "deviation", "target_mean", "target_deviation")
-        }
-        targets = tuple(map(str, data["targets"]))
-        fields = tuple(
-            InputField(str(f["name"]), tuple(map(int, f["shape"])), str(f["kind"]))
-            for f in data.get("fields", ())
-        )
-        resized = bool(data["resized"])
-        return Preprocessing(columns, targets, resized=resized, fields=fields, **numbers)
 
 
 AS_GIVEN = Preprocessing()  # raw samples are x already

@@ -1,17 +1,16 @@
-"""Samples before they are shared out: embedded digits, Debian's Fashion-MNIST, prepared sets, data
-of one's own.
-"""
+"""Samples before they are shared out: digits, Fashion-MNIST, prepared sets, the user's own."""
 
 import importlib.util
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
 from flrce.data.preprocessing import AS_GIVEN, Preprocessing
 from flrce.errors import BadInput
@@ -20,18 +19,8 @@ from flrce.errors import BadInput
 FASHION_MNIST_FOLDER = Path("/usr/share/datasets/fashion-mnist")
 #: sets by name; those not embedded are prepared once with `flrce data prepare`
 DATASET_NAMES = (
-    "digits",
-    "fashion-mnist",
-    "cifar10",
-    "cifar100",
-    "femnist",
-    "speech",
-    "mnist",
-    "mnist-writers",
-    "shakespeare",
-    "shakespeare-tokens",
-    "fed-heart",
-    "smartwatch",
+    *("digits", "fashion-mnist", "cifar10", "cifar100", "femnist", "speech", "mnist"),
+    *("mnist-writers", "shakespeare", "shakespeare-tokens", "fed-heart", "smartwatch"),
 )
 
 
@@ -59,25 +48,12 @@ class SampleSpec:
 
     def to_json(self) -> dict[str, Any]:
         """As plain data for model.json."""
-        prepared = None if self.preprocessing is None else self.preprocessing.to_json()
-        return {**vars(self), "preprocessing": prepared}
+        return asdict(self)
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> "SampleSpec":
         """The inverse of `to_json`."""
-        prepared = data["preprocessing"]
-        return SampleSpec(
-            tuple(int(size) for size in data["shape"]),
-            str(data["dtype"]),
-            float(data["scale"]),
-            float(data["shift"]),
-            data["kind"],
-            tuple(map(str, data["classes"])),
-            int(data["outputs"]),
-            int(data["vocabulary"]),
-            bool(data["predicts_every_position"]),
-            None if prepared is None else Preprocessing.from_json(prepared),
-        )
+        return TypeAdapter(SampleSpec).validate_python(data)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -168,9 +144,7 @@ class Source:
 
     @staticmethod
     def from_arrays(x: Any, y: Any, group: Any = None, test: Any = None, **how: Any) -> "Source":
-        """Arrays, tensors or lists: samples, what to learn, who holds them, which are for
-        judging.
-        """
+        """Arrays, tensors or lists: samples, targets, clients, and which are for tests."""
         return _build_source("from_arrays", x, y, group, test, **how)
 
     @staticmethod
@@ -223,15 +197,15 @@ class Source:
 def _build_source(form: str, *args: Any, **how: Any) -> Source:
     from flrce.data import user
 
-    made: Source = getattr(user, form)(*args, **how)
-    return made
+    source: Source = getattr(user, form)(*args, **how)
+    return source
 
 
 def read_digits() -> Source:
     """scikit-learn's 1,797 handwritten 8x8 digits; ships with the package, needs no download."""
-    found = importlib.util.find_spec("sklearn")
+    spec = importlib.util.find_spec("sklearn")
     file = (
-        Path(found.origin or "").parent / "datasets" / "data" / "digits.csv.gz" if found else Path()
+        Path(spec.origin or "").parent / "datasets" / "data" / "digits.csv.gz" if spec else Path()
     )
     if file.is_file():  # without the second or two that loading scikit-learn takes
         # (1797, 65): 64 pixels from 0 to 16, and the digit
@@ -245,9 +219,7 @@ def read_digits() -> Source:
 
 
 def load_fashion_mnist(folder: Path = FASHION_MNIST_FOLDER) -> Source:
-    """Fashion-MNIST's 60,000 training images from idx files (Debian: apt install
-    dataset-fashion-mnist).
-    """
+    """Fashion-MNIST's 60,000 training images (Debian: apt install dataset-fashion-mnist)."""
     from flrce.data.readers import read_dataset
 
     if not folder.is_dir():
@@ -268,9 +240,7 @@ def is_prepared(name: str) -> bool:
 
 
 def load_source(name: str, path: str | None = None, **how: Any) -> Source:
-    """A data set by name, or a file or folder of one's own by path; `how` says what a file's form
-    does not.
-    """
+    """A data set by name, or a user's file or folder by path; `how` has the reader's settings."""
     if path is not None:
         from flrce.data.user import from_path
 

@@ -1,6 +1,4 @@
-"""Text as features: hashed n-grams of words, which need no vocabulary that clients would have to
-agree on, or the token ids of a language model.
-"""
+"""Text as features: hashed n-grams, which need no vocabulary, or ids of a language model."""
 
 import re
 from collections.abc import Sequence
@@ -14,11 +12,11 @@ from flrce.errors import BadInput
 from flrce.formats.language import open_language_model
 from flrce.formats.tokenizers import Tokenizer
 
-BUCKETS = 4096  # features of a text column, unless data.buckets says otherwise
+DEFAULT_BUCKETS = 4096  # features of a text column, unless data.buckets says otherwise
 ROW_NORM = 4.0  # length of a text's feature vector; of 1, 4 and 16 the best in one small trial
-TOKENS = 128  # ids of a text, unless data.length says otherwise
+DEFAULT_TOKENS = 128  # ids of a text, unless data.length says otherwise
 NGRAMS = (1, 2)  # single words and pairs of words
-WORD = r"(?u)\b\w+\b"
+WORD_PATTERN = r"(?u)\b\w+\b"
 MIN_PROSE_WORDS = 3.0  # words of a text on average, from which a column of texts is prose
 TEXT_NAMES = {
     *("text", "sentence", "review", "message", "content", "body", "comment", "tweet", "document"),
@@ -41,14 +39,13 @@ def _make_vectorizer(buckets: int) -> Any:
     from sklearn.feature_extraction.text import HashingVectorizer
 
     return HashingVectorizer(
-        n_features=buckets, ngram_range=NGRAMS, token_pattern=WORD, dtype=np.float32
+        n_features=buckets, ngram_range=NGRAMS, token_pattern=WORD_PATTERN, dtype=np.float32
     )
 
 
+@lru_cache(maxsize=2)
 def load_tokenizer(wanted: str) -> tuple[Tokenizer, int]:
-    """A model's tokenizer, and how many ids there are: some know tokens that their model has no
-    weights for.
-    """
+    """A model's tokenizer, and the number of ids that the model has weights for."""
     try:
         model = open_language_model(wanted)
         tokens = model.tokenizer()
@@ -64,23 +61,13 @@ def tokenize_texts(
 
     The padding stands first, so that a recurrent network reads the text last.
     """
-    tokens, _ = _load_once(tokenizer)
+    tokens, _ = load_tokenizer(tokenizer)
     ids = np.full((len(texts), length), tokens.end, np.int64)
     for row, text in zip(ids, texts, strict=True):
         found = tokens.encode(str(text))[:length]
         if found:
             row[-len(found) :] = found
     return ids
-
-
-def count_token_ids(tokenizer: str) -> int:
-    """How many ids the model of a tokenizer has."""
-    return _load_once(tokenizer)[1]
-
-
-@lru_cache(maxsize=2)
-def _load_once(tokenizer: str) -> tuple[Tokenizer, int]:
-    return load_tokenizer(tokenizer)
 
 
 def is_prose(name: str, values: NDArray[Any], max_values: int) -> bool:
@@ -91,6 +78,6 @@ def is_prose(name: str, values: NDArray[Any], max_values: int) -> bool:
     distinct = len(np.unique(texts))
     if distinct <= min(max_values, len(texts) / 2):
         return False
-    words = [len(re.findall(WORD, text)) for text in texts[:1000]]
+    words = [len(re.findall(WORD_PATTERN, text)) for text in texts[:1000]]
     named = name.lower() in TEXT_NAMES
     return float(np.mean(words)) >= (1 if named else MIN_PROSE_WORDS)

@@ -1,5 +1,4 @@
-"""Fleets with trouble: wrong labels, noisy inputs, rare classes, drifting data, slow devices,
-free-riders.
+"""Fleets with trouble: wrong labels, noise, rare classes, drift, slow devices, free-riders.
 
 Each kind of trouble is a piece, named in `data.trouble`. Its `apply_to_fleet` changes who holds
 what, or says what its clients do later on. All is drawn from (seed, kind, client), so a resumed run
@@ -22,13 +21,12 @@ from flrce.errors import BadInput
 from flrce.rng import make_stream
 
 IndexArray = NDArray[np.int64]
+Rows = Sequence[int]  # of the clients with a kind of trouble
 
 
 @dataclass(frozen=True, eq=False)
 class FleetTrouble:
-    """What is wrong in a fleet, and with whom; all that follows from it after the samples are
-    shared out.
-    """
+    """What is wrong in a fleet, and with which clients."""
 
     who: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # kind -> clients
     drifting: Mapping[str, "Drift"] = field(default_factory=dict)
@@ -49,8 +47,7 @@ class PartitionedData:
 
 @dataclass(frozen=True)
 class WrongLabels:
-    """`wrong` of a client's training labels are another class: any ("symmetric"), or the next one
-    ("pairwise").
+    """A share `wrong` of a client's training labels are another class: any, or the next one.
 
     Of text, symbols are drawn anew or are the vocabulary's next; values and sets of labels become
     another sample's.
@@ -60,9 +57,7 @@ class WrongLabels:
     wrong: PositiveProportion = 0.4
     how: Literal["symmetric", "pairwise"] = "symmetric"
 
-    def apply_to_fleet(
-        self, fleet: PartitionedData, rows: Sequence[int], seed: int
-    ) -> PartitionedData:
+    def apply_to_fleet(self, fleet: PartitionedData, rows: Rows, seed: int) -> PartitionedData:
         source = fleet.source
         if source.kind in ("values", "labels") and self.how == "pairwise":
             raise BadInput(
@@ -89,16 +84,12 @@ class WrongLabels:
 
 @dataclass(frozen=True)
 class NoisyInputs:
-    """Training inputs with noise, `level` times the data's standard deviation; of token ids,
-    `level` are drawn anew.
-    """
+    """Noise on training inputs, `level` standard deviations; of token ids `level` are redrawn."""
 
     share: PositiveProportion = 0.2
     level: Annotated[float, Ge(0), Le(1000)] = 1.0
 
-    def apply_to_fleet(
-        self, fleet: PartitionedData, rows: Sequence[int], seed: int
-    ) -> PartitionedData:
+    def apply_to_fleet(self, fleet: PartitionedData, rows: Rows, seed: int) -> PartitionedData:
         x = np.array(fleet.source.x)
         spread = 0.0 if fleet.source.has_token_ids else float(np.std(x[:10_000]))
         for k in rows:
@@ -122,9 +113,7 @@ class RareClasses:
     share: PositiveProportion = 0.05
     classes: PositiveInt = 2
 
-    def apply_to_fleet(
-        self, fleet: PartitionedData, rows: Sequence[int], seed: int
-    ) -> PartitionedData:
+    def apply_to_fleet(self, fleet: PartitionedData, rows: Rows, seed: int) -> PartitionedData:
         total = _require_classes(fleet.source, "rare-classes")
         if self.classes >= total:
             raise BadInput(
@@ -150,9 +139,7 @@ class Drift:
     window: PositiveProportion = 0.5
     period: PositiveInt = 20
 
-    def apply_to_fleet(
-        self, fleet: PartitionedData, rows: Sequence[int], seed: int
-    ) -> PartitionedData:
+    def apply_to_fleet(self, fleet: PartitionedData, rows: Rows, seed: int) -> PartitionedData:
         drifting = {fleet.clients[k]: self for k in rows}
         return _update_trouble(fleet, drifting={**fleet.trouble.drifting, **drifting})
 
@@ -169,8 +156,7 @@ class Drift:
 
 @dataclass(frozen=True)
 class SlowLabels:
-    """Two tiers of devices: the clients with the largest share of the upper half of the classes
-    have a slow `profile`.
+    """Two tiers of devices: the clients with most upper-half classes have a slow `profile`.
 
     Whoever prefers fast clients then prefers some labels.
     """
@@ -178,9 +164,7 @@ class SlowLabels:
     share: PositiveProportion = 0.3
     profile: NonEmptyText = "raspberry-pi-4"
 
-    def apply_to_fleet(
-        self, fleet: PartitionedData, rows: Sequence[int], seed: int
-    ) -> PartitionedData:
+    def apply_to_fleet(self, fleet: PartitionedData, rows: Rows, seed: int) -> PartitionedData:
         half = _require_classes(fleet.source, "slow-labels") / 2
         upper = [
             float(np.mean(fleet.source.y[own] >= half)) if len(own) else 0.0 for own in fleet.train
@@ -192,8 +176,7 @@ class SlowLabels:
 
 @dataclass(frozen=True)
 class ServerSample:
-    """No trouble but help against it: the first client is the server's own, with `samples` drawn
-    from everybody's.
+    """Help, not trouble: the first client is the server's, with `samples` drawn from all others.
 
     They are copies: nobody has fewer. Its hold-out is empty, so that accuracy is about the others.
     """
@@ -201,9 +184,7 @@ class ServerSample:
     samples: PositiveInt = 100
     share: PositiveProportion = 1e-9  # one client, whoever was drawn
 
-    def apply_to_fleet(
-        self, fleet: PartitionedData, rows: Sequence[int], seed: int
-    ) -> PartitionedData:
+    def apply_to_fleet(self, fleet: PartitionedData, rows: Rows, seed: int) -> PartitionedData:
         everyone = np.concatenate(fleet.train)
         drawn = np.sort(
             make_stream(seed, "server sample").permutation(everyone)[: max(2, self.samples)]
@@ -227,12 +208,9 @@ class FreeRiders:
     sends: Literal["zero", "noise", "stale"] = "stale"
     level: PositiveFloat = 1.0
 
-    def apply_to_fleet(
-        self, fleet: PartitionedData, rows: Sequence[int], seed: int
-    ) -> PartitionedData:
-        return _update_trouble(
-            fleet, riding={**fleet.trouble.riding, **{fleet.clients[k]: self for k in rows}}
-        )
+    def apply_to_fleet(self, fleet: PartitionedData, rows: Rows, seed: int) -> PartitionedData:
+        riding = {fleet.clients[k]: self for k in rows}
+        return _update_trouble(fleet, riding={**fleet.trouble.riding, **riding})
 
 
 TROUBLE_KINDS: dict[str, Callable[..., Any]] = {
@@ -254,9 +232,7 @@ def get_kind_name(kind: Any) -> str:
 
 
 def apply_trouble(fleet: PartitionedData, kinds: Sequence[Any], seed: int) -> PartitionedData:
-    """The fleet with all its trouble. Kinds have other clients each, as long as there are any who
-    have none.
-    """
+    """The fleet with all its trouble. Kinds get different clients as long as there are enough."""
     M = len(fleet.clients)
     order, at = make_stream(seed, "trouble").permutation(M), 0
     if any(isinstance(kind, ServerSample) for kind in kinds):
@@ -295,9 +271,7 @@ def _gather_rare_samples(
     rng: Generator,
     least: int,
 ) -> tuple[IndexArray, ...]:
-    """Parts with the rare samples of all in the holders' hands, who give as many others of their
-    own instead.
-    """
+    """Move all rare samples to the holders, who give as many of their other samples in return."""
     keep = {
         k: part if k in holders else _drop_rare_samples(part, rare, least)
         for k, part in enumerate(parts)
@@ -312,9 +286,8 @@ def _gather_rare_samples(
     at = 0
     for k, take in zip(sorted(holders), takes, strict=True):
         keep[k] = np.concatenate([keep[k][~np.isin(keep[k], given)], take])
-    for k in sorted(
-        set(keep) - holders
-    ):  # what the holders gave goes to those who gave them something
+    # what the holders gave goes to those who gave them something
+    for k in sorted(set(keep) - holders):
         size = len(given) * lost[k] // max(len(moved), 1)
         keep[k] = np.concatenate([keep[k], given[at : at + size]])
         at += size
@@ -324,8 +297,6 @@ def _gather_rare_samples(
 def _drop_rare_samples(part: IndexArray, rare: NDArray[np.bool_], least: int) -> IndexArray:
     """A part without its rare samples, but for as many as `least` needs."""
     common = part[~rare[part]]
-    return (
-        common
-        if len(common) >= least
-        else np.concatenate([common, part[rare[part]][: least - len(common)]])
-    )
+    if len(common) >= least:
+        return common
+    return np.concatenate([common, part[rare[part]][: least - len(common)]])

@@ -7,19 +7,21 @@ are.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from flrce.core.files import format_path
-from flrce.data.readers import cifar, heart, idx, images, leaf, shakespeare, smartwatch, speech
+from flrce.data.readers import heart, idx, images, leaf, smartwatch, speech
+from flrce.data.readers.cifar import CIFAR10, CIFAR100, read_cifar
+from flrce.data.readers.idx import read_mnist_writers
+from flrce.data.readers.shakespeare import read_shakespeare, read_shakespeare_tokens
 from flrce.data.sources import Source
 from flrce.errors import BadInput, suggest_name
 
 
 @dataclass(frozen=True)
 class DatasetReader:
-    """One data set: what a folder must hold, how many samples its authors publish, and how to read
-    it.
-    """
+    """One data set: what a folder must hold, how many samples it has, and how to read it."""
 
     about: str
     samples: int | None  # None: it depends
@@ -28,7 +30,7 @@ class DatasetReader:
 
 def read_femnist(folder: Path, progress: bool = False) -> Source:
     """LEAF's FEMNIST (with writers) or EMNIST by class (without), whichever lies in the folder."""
-    if idx.has_emnist(folder):
+    if idx.find_idx_file(folder, "EMNIST by class", "emnist-byclass-train-images", 3):
         return idx.read_emnist(folder, progress)
     if leaf.list_leaf_files(folder):
         return leaf.read_femnist_leaf(folder, progress)
@@ -40,10 +42,10 @@ def read_femnist(folder: Path, progress: bool = False) -> Source:
 
 DATASET_READERS: dict[str, DatasetReader] = {
     "cifar10": DatasetReader(
-        "CIFAR-10: python batches, binary version, or train/CLASS/*.png", 50_000, cifar.read_cifar10
+        "CIFAR-10: python batches, binary version, or images", 50_000, partial(read_cifar, CIFAR10)
     ),
     "cifar100": DatasetReader(
-        "CIFAR-100, fine labels: the same forms", 50_000, cifar.read_cifar100
+        "CIFAR-100, fine labels: the same forms", 50_000, partial(read_cifar, CIFAR100)
     ),
     "femnist": DatasetReader(
         "FEMNIST: LEAF's json (with writers) or EMNIST by class (idx gz)", None, read_femnist
@@ -53,20 +55,16 @@ DATASET_READERS: dict[str, DatasetReader] = {
     ),
     "mnist": DatasetReader("MNIST: idx files, plain or gz", 70_000, idx.read_mnist),
     "mnist-writers": DatasetReader(
-        "MNIST with writers: QMNIST's labels and MNIST's or QMNIST's images",
-        None,
-        idx.read_mnist_writers,
+        "MNIST with writers: QMNIST's labels, MNIST's or QMNIST's images", None, read_mnist_writers
     ),
     "fashion-mnist": DatasetReader(
         "Fashion-MNIST: idx files (Debian: dataset-fashion-mnist)", 60_000, idx.read_fashion_mnist
     ),
     "shakespeare": DatasetReader(
-        "Shakespeare by role: LEAF's json, or one .txt file a role",
-        None,
-        shakespeare.read_shakespeare,
+        "Shakespeare by role: LEAF's json, or one .txt file a role", None, read_shakespeare
     ),
     "shakespeare-tokens": DatasetReader(
-        "the same, the next character at every position", None, shakespeare.read_shakespeare_tokens
+        "the same, the next character at every position", None, read_shakespeare_tokens
     ),
     "fed-heart": DatasetReader(
         "heart disease in four hospitals: UCI's processed.*.data", 740, heart.read_heart_disease

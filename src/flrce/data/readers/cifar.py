@@ -1,5 +1,4 @@
-"""CIFAR-10 and CIFAR-100 as their author publishes them (python batches, binary version), or as
-folders of images.
+"""CIFAR-10 and CIFAR-100: their author's python batches or binary version, or image folders.
 
 Only the 50,000 training images are read, as in the paper: a federation makes its own hold-out from
 them, and the test batch stays out of the pool. CIFAR-100 gets its fine labels.
@@ -74,30 +73,21 @@ CIFAR100 = CifarArchive(
 )
 
 
-def read_cifar10(folder: Path, progress: bool = False) -> Source:
-    return _read_archive(CIFAR10, folder, progress)
-
-
-def read_cifar100(folder: Path, progress: bool = False) -> Source:
-    return _read_archive(CIFAR100, folder, progress)
-
-
-def _read_archive(layout: CifarArchive, folder: Path, progress: bool) -> Source:
+def read_cifar(layout: CifarArchive, folder: Path, progress: bool = False) -> Source:
+    """The training images of CIFAR10 or CIFAR100 in whichever form lies in the folder."""
     for root in (folder, folder / layout.python_folder):
-        if any((root / name).is_file() for name in layout.python):
-            files = [root / name for name in layout.python]
-            return _join_batches(
-                layout, files, _read_python_batch, _read_python_names(layout, root), progress
-            )
+        files = [root / name for name in layout.python]
+        if any(file.is_file() for file in files):
+            names = _read_python_names(layout, root)
+            return _join_batches(layout, files, _read_python_batch, names, progress)
     for root in (folder, folder / layout.binary_folder):
-        if any((root / name).is_file() for name in layout.binary):
-            files = [root / name for name in layout.binary]
-            return _join_batches(
-                layout, files, _read_binary_batch, _read_binary_names(layout, root), progress
-            )
+        files = [root / name for name in layout.binary]
+        if any(file.is_file() for file in files):
+            names = _read_binary_names(layout, root)
+            return _join_batches(layout, files, _read_binary_batch, names, progress)
     for root in (folder / "train", folder / layout.name / "train"):
-        if found := images.list_class_images(root, depth=2):
-            return _read_image_folders(layout, root, found, progress)
+        if classes := images.list_class_images(root, depth=2):
+            return _read_image_folders(layout, root, classes, progress)
     raise BadInput(
         f"{format_path(folder)} holds no {layout.name}; unpack"
         f" {layout.name.replace('cifar', 'cifar-')}-python.tar.gz or -binary.tar.gz there, or"
@@ -113,11 +103,11 @@ def _join_batches(
     progress: bool,
 ) -> Source:
     batches = [read(layout, path) for path in track_progress(files, layout.name, progress)]
-    most = max(len(x) for x, _ in batches)
+    largest = max(len(x) for x, _ in batches)
     for path, (x, _) in zip(files, batches, strict=True):
-        if len(x) != most:  # cut between two records
+        if len(x) != largest:  # cut between two records
             raise BadInput(
-                f"{format_path(path)} has {len(x):,} images where its fellows have {most:,};"
+                f"{format_path(path)} has {len(x):,} images where its fellows have {largest:,};"
                 f" {layout.remedy}"
             )
     x, y = (np.concatenate(part) for part in zip(*batches, strict=True))
@@ -146,11 +136,8 @@ def _read_python_names(layout: CifarArchive, root: Path) -> tuple[str, ...]:
         raise BadInput(
             f"{format_path(root / layout.meta)} lacks {layout.names_key!r}; {layout.remedy}"
         )
-    return _validate_class_names(
-        layout,
-        root / layout.meta,
-        [n.decode("latin-1") if isinstance(n, bytes) else n for n in names],
-    )
+    names = [name.decode("latin-1") if isinstance(name, bytes) else name for name in names]
+    return _validate_class_names(layout, root / layout.meta, names)
 
 
 def _read_binary_names(layout: CifarArchive, root: Path) -> tuple[str, ...]:

@@ -57,18 +57,14 @@ def parse_csv_cells(
             )
     if not rows:
         raise BadInput(f"{where} holds no samples below its header; add one line a sample")
-    found = {key: [row[i].strip() for _, row in rows] for i, key in enumerate(names)}
-    return (
-        found
-        if separator == ","
-        else {key: _convert_decimal_commas(values) for key, values in found.items()}
-    )
+    columns = {key: [row[i].strip() for _, row in rows] for i, key in enumerate(names)}
+    if separator == ",":
+        return columns
+    return {key: _convert_decimal_commas(values) for key, values in columns.items()}
 
 
 def _convert_decimal_commas(values: list[str]) -> list[str]:
-    """Numbers with a decimal comma, as they are written in many countries, with a point; other
-    columns as they are.
-    """
+    """Numbers with decimal commas, with points instead; other columns unchanged."""
     known = [value for value in values if value.lower() not in MISSING_MARKS]
     commas = any("," in value for value in known) and all(
         DECIMAL_COMMA_PATTERN.fullmatch(value) for value in known

@@ -14,9 +14,7 @@ T = TypeVar("T")
 
 
 def find_first_file(folder: Path, roots: Sequence[str], names: Sequence[str]) -> Path | None:
-    """The first of `names` that exists in the folder or in one of the folders that unpacking makes
-    there.
-    """
+    """The first of `names` that exists in the folder or in one that unpacking makes there."""
     return next(
         (path for root in roots for name in names if (path := folder / root / name).exists()), None
     )

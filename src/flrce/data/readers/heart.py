@@ -1,5 +1,4 @@
-"""UCI's heart disease from four hospitals, prepared as FLamby's fed-heart-disease (Ogier du Terrail
-et al. 2022).
+"""UCI's heart disease from four hospitals, as in FLamby (Ogier du Terrail et al. 2022).
 
 Files processed.HOSPITAL.data: 14 comma-separated columns without a header, "?" where a value is
 missing. As FLamby: slope, ca and thal are left out, then rows with gaps; chest pain and ECG become
@@ -20,20 +19,8 @@ from flrce.errors import BadInput
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 COLUMNS = (
-    "age",
-    "sex",
-    "cp",
-    "trestbps",
-    "chol",
-    "fbs",
-    "restecg",
-    "thalach",
-    "exang",
-    "oldpeak",
-    "slope",
-    "ca",
-    "thal",
-    "num",
+    *("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg"),
+    *("thalach", "exang", "oldpeak", "slope", "ca", "thal", "num"),
 )
 USED_COLUMNS = 10  # the columns before slope
 CP, ECG = 2, 6  # become columns of 0 and 1 of these values:
@@ -84,9 +71,7 @@ def _encode_features(table: FloatTable) -> FloatTable:
 
 
 def _draw_test_split(ill: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """FLamby's: 34 % drawn with its seed, in proportion to the classes where both have more than
-    two patients.
-    """
+    """FLamby's split: 34 % by its seed, stratified where both classes have over two patients."""
     from sklearn.model_selection import train_test_split
 
     counts = np.bincount(ill, minlength=2)
@@ -107,8 +92,8 @@ def _draw_test_split(ill: NDArray[np.int64]) -> NDArray[np.bool_]:
 def _standardize_features(x: FloatTable, test: NDArray[np.bool_]) -> FloatTable:
     known = x[~test]
     deviation = known.std(0, ddof=1)
-    found: FloatTable = (x - known.mean(0)) / np.where(deviation > 0, deviation, 1)
-    return found
+    scaled: FloatTable = (x - known.mean(0)) / np.where(deviation > 0, deviation, 1)
+    return scaled
 
 
 def _read_table(path: Path) -> FloatTable:

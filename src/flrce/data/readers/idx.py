@@ -26,16 +26,8 @@ MAX_GZIP_RATIO = 1032  # deflate cannot pack tighter, so a larger claim is false
 DIGIT_CLASSES = tuple("0123456789")
 EMNIST_CLASSES = (*DIGIT_CLASSES, *"ABCDEFGHIJKLMNOPQRSTUVWXYZ", *"abcdefghijklmnopqrstuvwxyz")
 FASHION_CLASSES = (
-    "T-shirt",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
+    *("T-shirt", "Trouser", "Pullover", "Dress", "Coat"),
+    *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
 )
 # where unpacking and torchvision put the files; MNIST and Fashion-MNIST share file names
 SEARCH_FOLDERS = {
@@ -48,9 +40,7 @@ WRITER_COLUMN = 2  # column of QMNIST's labels; column 0 is the digit
 
 
 def read_idx(path: Path, dims: int, kind: int = 0x08) -> NDArray[Any]:
-    """An idx array; its header is believed only as far as the file's size allows, and checked
-    before allocation.
-    """
+    """An idx array. Its header is checked against the file's size before anything is allocated."""
     remedy = "download or copy it afresh"
     try:
         packed = path.suffix == ".gz"
@@ -70,19 +60,14 @@ def read_idx(path: Path, dims: int, kind: int = 0x08) -> NDArray[Any]:
             validate_memory(size, format_path(path), remedy)
             content = file.read(size + 1)
     except (OSError, EOFError, zlib.error) as why:
-        raise BadInput(
-            f"{format_path(path)} cannot be read ({_format_reason(why)}); {remedy}"
-        ) from why
+        reason = getattr(why, "strerror", None) or str(why)
+        raise BadInput(f"{format_path(path)} cannot be read ({reason}); {remedy}") from why
     if len(content) != size:
-        found = "more" if len(content) > size else f"{len(content):,}"
+        held = "more" if len(content) > size else f"{len(content):,}"
         raise BadInput(
-            f"{format_path(path)} claims {size:,} bytes of data but holds {found}; {remedy}"
+            f"{format_path(path)} claims {size:,} bytes of data but holds {held}; {remedy}"
         )
     return np.frombuffer(content, IDX_DTYPES[kind]).reshape(shape)
-
-
-def _format_reason(why: Exception) -> str:
-    return getattr(why, "strerror", None) or str(why)
 
 
 def read_mnist(folder: Path, progress: bool = False) -> Source:
@@ -100,17 +85,12 @@ def read_fashion_mnist(folder: Path, progress: bool = False) -> Source:
 
 
 def read_emnist(folder: Path, progress: bool = False) -> Source:
-    """EMNIST by class: 697,932 + 116,323 characters in 62 classes, without writers; stored
-    transposed, turned here.
-    """
-    parts = [
-        (f"emnist-byclass-{part}-images", f"emnist-byclass-{part}-labels")
-        for part in ("train", "test")
-    ]
+    """EMNIST by class: 697,932 + 116,323 characters, 62 classes, no writers; stored transposed."""
+    stems = [f"emnist-byclass-{part}" for part in ("train", "test")]
+    parts = [(f"{stem}-images", f"{stem}-labels") for stem in stems]
     x, y = _pool_parts(folder, "EMNIST by class", parts, 62)
-    return Source(
-        "femnist", np.ascontiguousarray(x.transpose(0, 1, 3, 2)), y, EMNIST_CLASSES, scale=1 / 255
-    )
+    x = np.ascontiguousarray(x.transpose(0, 1, 3, 2))
+    return Source("femnist", x, y, EMNIST_CLASSES, scale=1 / 255)
 
 
 def read_mnist_writers(folder: Path, progress: bool = False) -> Source:
@@ -125,19 +105,8 @@ def read_mnist_writers(folder: Path, progress: bool = False) -> Source:
     ]
     x, y, writer = (np.concatenate(part) for part in zip(*(p for p in pools if p), strict=True))
     names, codes = np.unique(writer, return_inverse=True)
-    return Source(
-        "mnist-writers",
-        x,
-        y,
-        DIGIT_CLASSES,
-        codes.astype(np.int64),
-        tuple(map(str, names)),
-        scale=1 / 255,
-    )
-
-
-def has_emnist(folder: Path) -> bool:
-    return find_idx_file(folder, "EMNIST by class", "emnist-byclass-train-images", 3) is not None
+    group, groups = codes.astype(np.int64), tuple(map(str, names))
+    return Source("mnist-writers", x, y, DIGIT_CLASSES, group, groups, scale=1 / 255)
 
 
 def find_idx_file(
@@ -151,15 +120,11 @@ def find_idx_file(
 def _pool_parts(
     folder: Path, title: str, parts: list[tuple[str, str]], classes: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Images (N, 1, 28, 28) and labels of all parts; the first part must exist, another may be
-    missing whole.
-    """
+    """Images (N, 1, 28, 28) and labels of all parts. The first part must exist."""
     pairs: list[tuple[NDArray[np.uint8], NDArray[np.int64]]] = []
     for images_stem, labels_stem in parts:
-        images, labels = (
-            find_idx_file(folder, title, images_stem, 3),
-            find_idx_file(folder, title, labels_stem, 1),
-        )
+        images = find_idx_file(folder, title, images_stem, 3)
+        labels = find_idx_file(folder, title, labels_stem, 1)
         if pairs and images is None and labels is None:
             continue
         if images is None or labels is None:
@@ -192,28 +157,22 @@ def _read_qmnist_part(
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]] | None:
     """One part of QMNIST: images, digits, writers; None when it is not needed and not there."""
     labels = find_idx_file(folder, "QMNIST", f"qmnist-{part}-labels", 2, "int")
-    own, borrowed = (
-        find_idx_file(folder, "QMNIST", f"{mnist_part}-images", 3),
-        find_idx_file(folder, "QMNIST", f"qmnist-{part}-images", 3),
-    )
+    own = find_idx_file(folder, "QMNIST", f"{mnist_part}-images", 3)
+    borrowed = find_idx_file(folder, "QMNIST", f"qmnist-{part}-images", 3)
     if labels is None and not needed:
         return None
     images = own or borrowed
     if labels is None or images is None:
-        missing = (
-            f"qmnist-{part}-labels-idx2-int.gz"
-            if labels is None
-            else f"{mnist_part}-images-idx3-ubyte.gz"
-        )
+        if labels is None:
+            missing = f"qmnist-{part}-labels-idx2-int.gz"
+        else:
+            missing = f"{mnist_part}-images-idx3-ubyte.gz"
         raise BadInput(
             f"{format_path(folder)} lacks {missing}; put QMNIST's labels and MNIST's images there"
         )
     x, table = _read_images(images), read_idx(labels, 2, kind=0x0C).astype(np.int64)
-    if (
-        table.shape[1] != 8
-        or len(table) < len(x)
-        or (len(table) > len(x) and not (own and part == "test"))
-    ):
+    fits = len(table) == len(x) or (len(table) > len(x) and own and part == "test")
+    if table.shape[1] != 8 or not fits:
         raise BadInput(
             f"{format_path(labels)} has shape {table.shape} for {len(x):,} images; download it"
             " afresh"

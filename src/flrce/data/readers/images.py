@@ -1,5 +1,6 @@
 """Folders of images, one folder a class. Needs Pillow."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -20,24 +21,20 @@ IMAGE_REMEDY = "give images of 8 bits a channel, in PNG, JPEG, BMP or WebP"
 
 
 def read_image_classes(folder: Path, progress: bool = False) -> Source:
-    """FOLDER/CLASS/*.png: grey when every image is grey, else RGB; classes in alphabetical
-    order.
-    """
-    found = list_class_images(folder, depth=1)
-    if not found:
+    """FOLDER/CLASS/*.png: grey if every image is grey, else RGB; classes in alphabetical order."""
+    classes = list_class_images(folder, depth=1)
+    if not classes:
         raise BadInput(
             f"{format_path(folder)} has no folders of images; give one folder a class, as"
             " FOLDER/CLASS/*.png"
         )
-    x, y = load_images(found, progress, label="images")
-    return Source("images", x, y, tuple(found), scale=1 / 255)
+    x, y = load_images(classes, progress, label="images")
+    return Source("images", x, y, tuple(classes), scale=1 / 255)
 
 
 def list_class_images(root: Path, depth: int) -> dict[str, list[Path]]:
-    """Images by the name of the folder that holds them, at most `depth` folders down (CIFAR-100:
-    coarse/fine).
-    """
-    found: dict[str, list[Path]] = {}
+    """Images by the name of their folder, at most `depth` folders down (CIFAR-100: coarse/fine)."""
+    classes: dict[str, list[Path]] = {}
     level = [root] if root.is_dir() else []
     for _ in range(depth):
         level = [entry for parent in level for entry in sorted(parent.iterdir()) if entry.is_dir()]
@@ -46,8 +43,8 @@ def list_class_images(root: Path, depth: int) -> dict[str, list[Path]]:
                 path for path in folder.iterdir() if path.suffix.lower() in IMAGE_FORMATS
             )
             if files:
-                found.setdefault(folder.name, []).extend(files)
-    return dict(sorted(found.items()))
+                classes.setdefault(folder.name, []).extend(files)
+    return dict(sorted(classes.items()))
 
 
 def load_images(
@@ -57,23 +54,17 @@ def load_images(
     shape: tuple[int, int, int] | None = None,
     size: int | None = None,
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Pixels (N, C, H, W) and labels; `shape` is demanded of each image, else the first image sets
-    it.
+    """Pixels (N, C, H, W) and labels. Each image must have `shape`; default: the first one's.
 
     With `size`, each is made that wide and high.
     """
     paths = [path for files in found.values() for path in files]
     shape = shape or _find_common_shape(paths)
     shape = (shape[0], size, size) if size else shape
-    if len(paths) * np.prod(shape, dtype=float) > MAX_POOL_BYTES:
-        raise BadInput(
-            f"{len(paths):,} images of shape {shape} need over {MAX_POOL_BYTES >> 30} GiB; make"
-            " them smaller"
-        )
-    needed = int(len(paths) * np.prod(shape, dtype=float))
-    validate_memory(
-        needed, f"{len(paths):,} images of shape {shape}", "make them smaller, with data.size"
-    )
+    needed, images = len(paths) * math.prod(shape), f"{len(paths):,} images of shape {shape}"
+    if needed > MAX_POOL_BYTES:
+        raise BadInput(f"{images} need over {MAX_POOL_BYTES >> 30} GiB; make them smaller")
+    validate_memory(needed, images, "make them smaller, with data.size")
     x = np.empty((len(paths), *shape), np.uint8)
     for row, path in enumerate(track_progress(paths, label, progress)):
         x[row] = read_image(path, shape, bool(size))
@@ -96,16 +87,12 @@ def read_image(path: Path, shape: tuple[int, int, int], fitted: bool = False) ->
     """Pixels (C, H, W) of one image; with `fitted`, resized to H x W."""
     channels, height, width = shape
     with _open_image(path) as image:
-        if (
-            image.size != (width, height) and not fitted
-        ):  # known from the header, before any pixel is decoded
+        # known from the header, before any pixel is decoded
+        if image.size != (width, height) and not fitted:
             got = f"{image.size[0]}x{image.size[1]}"
-            remedy = (
-                f"give images of one size, or say data.size = {min(width, height)} to have them"
-                " made alike"
-            )
             raise BadInput(
-                f"{format_path(path)} is {got} where {width}x{height} is expected; {remedy}"
+                f"{format_path(path)} is {got} where {width}x{height} is expected; give images of"
+                f" one size, or say data.size = {min(width, height)} to have them made alike"
             )
         if image.mode not in GREY | COLOUR:  # 16 bits a channel would be clipped in silence
             raise BadInput(
@@ -121,9 +108,7 @@ def read_image(path: Path, shape: tuple[int, int, int], fitted: bool = False) ->
 
 
 def _open_image(path: Path) -> Any:
-    """A Pillow image of which only the header is read; the format must be the one that the suffix
-    names.
-    """
+    """A Pillow image with only its header read. Its format must agree with its suffix."""
     try:
         from PIL import Image
     except ImportError as why:

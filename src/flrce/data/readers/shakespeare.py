@@ -1,5 +1,4 @@
-"""Shakespeare by speaking role (LEAF, Caldas et al. 2018): the next character after each window of
-80.
+"""Shakespeare by role (LEAF, Caldas et al. 2018): the next character after windows of 80.
 
 Two public forms: LEAF's json (`all_data*.json`, or train/ and test/), and plain text, one file a
 role with one line of the play a line (LEAF's raw_data/by_play_and_character). Of plain text LEAF
@@ -18,8 +17,13 @@ from numpy.typing import NDArray
 from flrce.core.files import format_path, read_text_limited
 from flrce.data.pool import assign_to_client, join_sources
 from flrce.data.readers.files import track_progress
-from flrce.data.readers.leaf import list_leaf_files, read_leaf_users
-from flrce.data.readers.text import build_character_source, build_vocabulary, encode_characters
+from flrce.data.readers.leaf import (
+    build_character_source,
+    build_vocabulary,
+    encode_characters,
+    list_leaf_files,
+    read_leaf_users,
+)
 from flrce.data.sources import Source
 from flrce.errors import BadInput
 
@@ -37,26 +41,26 @@ def read_shakespeare(folder: Path, progress: bool = False) -> Source:
 
 
 def read_shakespeare_tokens(folder: Path, progress: bool = False) -> Source:
-    """The same text for models that tell the next character at every position: windows of 80 by
-    80.
-    """
+    """The same text with the next character at every position: windows of 80 by 80."""
     if not list_leaf_files(folder):
-        return build_role_source(
-            _read_role_texts(folder, progress),
-            "shakespeare-tokens",
-            stride=WINDOW_LENGTH,
-            every=True,
-            folder=folder,
-        )
-    told = _read_leaf(folder, "shakespeare-tokens")
-    assert told.group is not None
+        roles = _read_role_texts(folder, progress)
+        return build_role_source(roles, "shakespeare-tokens", WINDOW_LENGTH, True, folder)
+    source = _read_leaf(folder, "shakespeare-tokens")
+    assert source.group is not None
     kept = np.concatenate(
-        [np.flatnonzero(told.group == g)[::WINDOW_LENGTH] for g in range(len(told.groups))]
+        [np.flatnonzero(source.group == g)[::WINDOW_LENGTH] for g in range(len(source.groups))]
     )
-    x, y = told.x[kept], np.concatenate([told.x[kept][:, 1:], told.y[kept][:, None]], 1)
-    held = None if told.held is None else told.held[kept]
+    x, y = source.x[kept], np.concatenate([source.x[kept][:, 1:], source.y[kept][:, None]], 1)
+    held = None if source.held is None else source.held[kept]
     return Source(
-        told.name, x, y, told.classes, told.group[kept], told.groups, kind="tokens", held=held
+        source.name,
+        x,
+        y,
+        source.classes,
+        source.group[kept],
+        source.groups,
+        kind="tokens",
+        held=held,
     )
 
 
@@ -88,11 +92,9 @@ def build_role_source(
 def clean_role_text(lines: str) -> str:
     """A role's text as LEAF reads it, or "" where LEAF leaves the role out."""
     text = re.sub("  +", " ", lines.replace("\n", " "))
-    return (
-        text
-        if len(lines.removesuffix("\n").split("\n")) >= MIN_ROLE_LINES and len(text) > WINDOW_LENGTH
-        else ""
-    )
+    if len(lines.removesuffix("\n").split("\n")) >= MIN_ROLE_LINES and len(text) > WINDOW_LENGTH:
+        return text
+    return ""
 
 
 def slide_windows(
@@ -105,25 +107,21 @@ def slide_windows(
 
 
 def _read_role_texts(folder: Path, progress: bool) -> dict[str, str]:
-    found = sorted(folder.glob("*.txt")) or sorted(
+    files = sorted(folder.glob("*.txt")) or sorted(
         folder.glob("raw_data/by_play_and_character/*.txt")
     )
-    if not found:
+    if not files:
         raise BadInput(f"{format_path(folder)} holds neither json nor txt files; {FILE_REMEDY}")
-    return {path.stem: _read_text(path) for path in track_progress(found, "shakespeare", progress)}
-
-
-def _read_text(path: Path) -> str:
-    return read_text_limited(path, MAX_FILE_BYTES, FILE_REMEDY).replace("\r\n", "\n")
+    return {
+        path.stem: read_text_limited(path, MAX_FILE_BYTES, FILE_REMEDY).replace("\r\n", "\n")
+        for path in track_progress(files, "shakespeare", progress)
+    }
 
 
 def _read_leaf(folder: Path, name: str) -> Source:
     rows = read_leaf_users(folder)
-    if not all(
-        isinstance(text, str) and len(text) == WINDOW_LENGTH
-        for _, x, _, _ in rows
-        for text in x[:1]
-    ):
+    firsts = [text for _, x, _, _ in rows for text in x[:1]]
+    if not all(isinstance(text, str) and len(text) == WINDOW_LENGTH for text in firsts):
         raise BadInput(
             f"{format_path(folder)} holds samples that are no texts of {WINDOW_LENGTH} characters;"
             f" {FILE_REMEDY}"

@@ -17,7 +17,7 @@ from flrce.data.readers.files import track_progress
 from flrce.data.sources import Source
 from flrce.errors import BadInput
 
-LENGTH, STRIDE = 128, 64
+WINDOW_LENGTH, WINDOW_STRIDE = 128, 64
 MAX_FILE_BYTES = 256 << 20
 FILE_REMEDY = (
     "give one csv file a series, as FOLDER/SUBJECT/CLASS/*.csv or FOLDER/SUBJECT_CLASS_*.csv"
@@ -31,13 +31,8 @@ def read_smartwatch(folder: Path, progress: bool = False) -> Source:
     nested, flat = sorted(folder.glob("*/*/*.csv")), sorted(folder.glob("*.csv"))
     if not nested and not flat:
         raise BadInput(f"{format_path(folder)} holds no csv files; {FILE_REMEDY}")
-    return build_series_source(
-        (
-            _read_series(path, bool(nested))
-            for path in track_progress(nested or flat, "series", progress)
-        ),
-        folder,
-    )
+    files = track_progress(nested or flat, "series", progress)
+    return build_series_source((_read_series(path, bool(nested)) for path in files), folder)
 
 
 def build_series_source(
@@ -53,14 +48,18 @@ def build_series_source(
                 f"{format_path(folder)} has series of {values.shape[1]} and of {x[0].shape[1]}"
                 f" channels; {FILE_REMEDY}"
             )
-        if len(values) < LENGTH:
+        if len(values) < WINDOW_LENGTH:
             continue
-        found = sliding_window_view(values, LENGTH, axis=0)[::STRIDE]  # (n, channels, 128)
-        x.append(found)
-        y += [label] * len(found)
-        owner += [subject] * len(found)
+        windows = sliding_window_view(values, WINDOW_LENGTH, axis=0)[
+            ::WINDOW_STRIDE
+        ]  # (n, channels, 128)
+        x.append(windows)
+        y += [label] * len(windows)
+        owner += [subject] * len(windows)
     if not x:
-        raise BadInput(f"{format_path(folder)} has no series of {LENGTH} steps; {FILE_REMEDY}")
+        raise BadInput(
+            f"{format_path(folder)} has no series of {WINDOW_LENGTH} steps; {FILE_REMEDY}"
+        )
     pool = np.concatenate(x).astype(np.float32)
     mean, deviation = pool.mean((0, 2), keepdims=True), pool.std((0, 2), keepdims=True)
     classes, codes = np.unique(y, return_inverse=True)

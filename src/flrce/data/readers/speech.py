@@ -29,18 +29,12 @@ MAX_FILE_BYTES = 16 << 20
 CLIPS_PER_BLOCK = 64  # clips transformed at once
 FILE_NAME_PATTERN = re.compile(r"([0-9a-f]+)_nohash_[0-9]+\.wav")
 ARCHIVE_FOLDERS = ("speech_commands_v0.02", "speech_commands_v0.01")
-SEARCH_FOLDERS = (
-    "",
-    *ARCHIVE_FOLDERS,
-    *(f"SpeechCommands/{archive}" for archive in ARCHIVE_FOLDERS),
-)
+SEARCH_FOLDERS = ("", *ARCHIVE_FOLDERS, *(f"SpeechCommands/{name}" for name in ARCHIVE_FOLDERS))
 FILE_REMEDY = "unpack speech_commands afresh"
 
 
 def read_speech_commands(folder: Path, progress: bool = False) -> Source:
-    """Every take of every word with its speaker, the hash before _nohash_; folders like
-    _background_noise_ are left.
-    """
+    """Every take of every word with its speaker; folders like _background_noise_ are left out."""
     takes = next((found for root in SEARCH_FOLDERS if (found := _list_takes(folder / root))), None)
     if not takes:
         raise BadInput(
@@ -83,40 +77,26 @@ def build_speech_source(
             (z.clip(-MAX_DEVIATIONS, MAX_DEVIATIONS) + MAX_DEVIATIONS)
             * (255 / (2 * MAX_DEVIATIONS))
         )
-    return Source(
-        "speech",
-        x,
-        y,
-        classes,
-        group,
-        groups,
-        scale=2 * MAX_DEVIATIONS / 255,
-        shift=-MAX_DEVIATIONS,
-    )
+    scale = 2 * MAX_DEVIATIONS / 255
+    return Source("speech", x, y, classes, group, groups, scale, shift=-MAX_DEVIATIONS)
 
 
 def _parse_speaker(path: Path) -> str:
-    if not (found := FILE_NAME_PATTERN.fullmatch(path.name)):
+    if not (match := FILE_NAME_PATTERN.fullmatch(path.name)):
         raise BadInput(
             f"{format_path(path)} is not named SPEAKER_nohash_TAKE.wav; remove it or {FILE_REMEDY}"
         )
-    return found[1]
+    return match[1]
 
 
 def read_clip(path: Path) -> NDArray[np.int16]:
     """One second of 16-bit samples (16000,)."""
     try:
         with wave.open(BytesIO(read_limited(path, MAX_FILE_BYTES, FILE_REMEDY))) as file:
-            form, frames = (
-                (file.getnchannels(), file.getsampwidth(), file.getframerate()),
-                file.getnframes(),
-            )
+            form = (file.getnchannels(), file.getsampwidth(), file.getframerate())
+            frames = file.getnframes()
             content = file.readframes(frames)
-    except (
-        wave.Error,
-        EOFError,
-        RuntimeError,
-    ) as why:  # the last: a chunk that claims more than the file has
+    except (wave.Error, EOFError, RuntimeError) as why:  # the last: a chunk of a false length
         raise BadInput(f"{format_path(path)} is no PCM wav; {FILE_REMEDY}") from why
     if form != (1, 2, SAMPLE_RATE):
         got = f"{form[0]} channels of {8 * form[1]} bits at {form[2]} Hz"
@@ -134,8 +114,7 @@ def read_clip(path: Path) -> NDArray[np.int16]:
 
 
 def compute_mfcc(clips: NDArray[np.int16]) -> NDArray[np.float32]:
-    """Cepstra (B, 32, 32), coefficient by frame, of clips (B, 16000): librosa's mfcc with its
-    defaults.
+    """Cepstra (B, 32, 32) of clips (B, 16000), coefficient by frame: librosa's mfcc, its defaults.
 
     Hann windows around every 512th sample, power on 128 mel bands, decibels down to 80 below the
     clip's loudest, orthonormal DCT. Tests hold it to librosa's values; scipy alone spares users
@@ -157,9 +136,7 @@ def compute_mfcc(clips: NDArray[np.int16]) -> NDArray[np.float32]:
 
 @cache
 def mel_filters() -> NDArray[np.float32]:
-    """Triangles of equal area (128, 1025) on Slaney's mel scale: 3 mel per 200 Hz up to 1 kHz,
-    logarithmic above.
-    """
+    """Triangles of equal area (128, 1025) on Slaney's mel scale: linear to 1 kHz, then log."""
     knee, steepness = 15.0, np.log(6.4) / 27  # mel at 1 kHz; log(Hz) per mel above
     top = knee + np.log(SAMPLE_RATE / 2 / 1000) / steepness
     mels = np.linspace(0, top, MELS + 2)

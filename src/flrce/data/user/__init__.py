@@ -18,9 +18,9 @@ from flrce.data.user.folders import (
     choose_folder_reader,
     from_folder,
     from_folders,
+    from_leaf,
     from_npz,
 )
-from flrce.data.user.leaf import from_leaf
 from flrce.data.user.tables import from_columns, from_csv, from_jsonl, from_pandas, from_parquet
 from flrce.data.user.text import from_text
 from flrce.errors import BadInput, format_one_line
@@ -58,7 +58,7 @@ def _from_existing(path: Path, how: dict[str, Any]) -> Source:
     if suffix == ".json":
         return from_leaf(path, **how)
     if suffix in FILE_READERS:
-        return FILE_READERS[suffix](path, how)
+        return FILE_READERS[suffix](path, **how)
     raise BadInput(f"data.path {format_path(path)!r} is of no known form; give {SUPPORTED_FORMS}")
 
 

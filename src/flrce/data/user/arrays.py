@@ -1,6 +1,4 @@
-"""Arrays of one's own made a Source: what x holds, what y asks for, and a line wherever that had to
-be guessed.
-"""
+"""A user's arrays as a Source: what x and y hold, with a log line for whatever was guessed."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -11,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from flrce.data.fields import InputField, describe_fields, has_fields, pack_fields
+from flrce.data.fields import InputField, has_fields, pack_fields
 from flrce.data.preprocessing import AS_GIVEN, Preprocessing
 from flrce.data.sources import Source, TargetKind
 from flrce.data.user.targets import convert_targets, format_examples, resolve_class_names
@@ -19,9 +17,8 @@ from flrce.data.user.text_columns import hash_text_array, is_text_array, mask_te
 from flrce.errors import BadInput
 
 InputLayout = Literal["auto", "images", "series", "table", "tokens"]
-FillValue = (
-    float | int | str | None
-)  # a number, "mean" (of a column), "drop" (the row), or nothing: refuse
+#: a number, "mean" (of a column), "drop" (the row), or nothing: refuse
+FillValue = float | int | str | None
 IMAGE_CHANNELS = (1, 3, 4)
 COLUMN_SETTINGS = ("target", "group", "test", "ignore", "features", "text", "buckets")
 COLUMNS = "give a dict of columns of one length, of {client: (x, y)}, or of x and y"
@@ -70,7 +67,8 @@ def from_arrays(x: Any, y: Any, group: Any = None, test: Any = None, **how: Any)
     if has_fields(x, count_items(y)):
         x, fields = pack_fields(x, where)
         layout = "table"
-        log.info("%s: samples of several inputs: %s", where, describe_fields(fields))
+        named = ", ".join(f"{field.name} {field.shape} {field.kind}" for field in fields)
+        log.info("%s: samples of several inputs: %s", where, named)
     x, y = (_to_array(value, which, where) for value, which in ((x, "x"), (y, "y")))
     _validate_counts(x, y, group, test, where)
     read = replace(options.preprocessing, fields=fields)
@@ -81,11 +79,12 @@ def from_arrays(x: Any, y: Any, group: Any = None, test: Any = None, **how: Any)
     held = None if test is None else _parse_split(test, where)
     if options.kind == "tokens" or (layout == "auto" and _is_next_symbol_task(x, y)):
         layout = "tokens"
-    x, kept, filled = (
-        (_convert_tokens(x, where), slice(None), ())
-        if layout == "tokens"
-        else _convert_numbers(x, layout, options.fill, where)
-    )
+    kept: Any = slice(None)
+    filled: tuple[float, ...] = ()
+    if layout == "tokens":
+        x = _convert_tokens(x, where)
+    else:
+        x, kept, filled = _convert_numbers(x, layout, options.fill, where)
     x, y, group, held = x[kept], y[kept], _select_rows(group, kept), _select_rows(held, kept)
     form: InputLayout = "table" if layout == "auto" and x.ndim == 2 else layout
     targets = convert_targets(y, options.kind, form, where, len(options.classes))
@@ -118,12 +117,8 @@ def _suggest_standardising(source: Source, where: str) -> None:
     named |= {"values to learn": source.y} if source.kind == "values" else {}
     for what, numbers in named.items():
         if (largest := np.abs(numbers).max(initial=0)) > MAX_UNSCALED_FEATURE:
-            log.warning(
-                "%s: %s reach %.3g; data.standardise = true helps where training diverges",
-                where,
-                what,
-                largest,
-            )
+            text = "%s: %s reach %.3g; data.standardise = true helps where training diverges"
+            log.warning(text, where, what, largest)
 
 
 def standardise_source(source: Source, where: str) -> Source:
@@ -205,13 +200,8 @@ def arrange_axes(x: NDArray[Any], layout: InputLayout, where: str) -> NDArray[An
     if x.ndim == 3 and layout != "series":  # grey images without a channel axis
         return x[:, None]
     if x.ndim == 4 and x.shape[3] in IMAGE_CHANNELS and x.shape[1] not in IMAGE_CHANNELS:
-        log.warning(
-            "%s: x %s has its channels last; taken as %d images of shape %s",
-            where,
-            x.shape,
-            len(x),
-            (x.shape[3], *x.shape[1:3]),
-        )
+        text = "%s: x %s has its channels last; taken as %d images of shape %s"
+        log.warning(text, where, x.shape, len(x), (x.shape[3], *x.shape[1:3]))
         return x.transpose(0, 3, 1, 2)
     if x.ndim == 1:
         return x[:, None]
@@ -221,9 +211,7 @@ def arrange_axes(x: NDArray[Any], layout: InputLayout, where: str) -> NDArray[An
 def measure_features(
     x: NDArray[Any], held: NDArray[np.bool_] | None, prepared: Preprocessing, where: str
 ) -> Preprocessing:
-    """Mean and deviation of each feature, by all clients' training samples, which a real
-    federation would have to agree on first.
-    """
+    """Mean and deviation of each feature over all clients' training samples."""
     if x.dtype != np.float32:
         raise BadInput(
             f"{where}: only float features are standardised, x is {x.dtype}; leave standardise out"
@@ -243,14 +231,14 @@ def _to_array(value: Any, which: str, where: str) -> NDArray[Any]:
     if hasattr(value, "detach"):  # a tensor, which may need gradients or live on a GPU
         value = value.detach().cpu()
     try:
-        found = np.asarray(value)
+        array = np.asarray(value)
     except ValueError as why:
         raise BadInput(f"{where} {which} has rows of different lengths; make them equal") from why
-    if found.ndim == 0:
+    if array.ndim == 0:
         raise BadInput(
             f"{where} {which} must hold one entry a sample, got a single {type(value).__name__}"
         )
-    return found
+    return array
 
 
 def _convert_numbers(
@@ -268,14 +256,8 @@ def _convert_numbers(
         )
     if layout == "auto" and x.ndim == 2 and x.dtype.kind in "iu":
         how = "numbers divided by 255" if x.dtype == np.uint8 else "numbers"
-        log.warning(
-            "%s: x holds whole numbers %s to %s and is taken as %s; if they are token ids say"
-            " layout='tokens', else layout='table'",
-            where,
-            x.min(),
-            x.max(),
-            how,
-        )
+        text = "%s: x holds whole numbers %s to %s and is taken as %s; if they are token ids say"
+        log.warning(f"{text} layout='tokens', else layout='table'", where, x.min(), x.max(), how)
     if x.dtype == np.uint8:
         return x, slice(None), ()
     with np.errstate(over="ignore"):
@@ -326,29 +308,29 @@ def _is_next_symbol_task(x: NDArray[Any], y: NDArray[Any]) -> bool:
 
 def _parse_split(test: Any, where: str) -> NDArray[np.bool_]:
     """True where a sample is for judging; of booleans, 0 and 1, or words such as train and test."""
-    found = np.asarray(test)
-    if found.dtype.kind in "OUS":
-        words = np.char.lower(found.astype(str))
+    marks = np.asarray(test)
+    if marks.dtype.kind in "OUS":
+        words = np.char.lower(marks.astype(str))
         if not np.isin(words, ("train", "training", "test", "val", "valid", "validation")).all():
             raise BadInput(
                 f"{where} splits samples into {format_examples(np.unique(words))}; use train and"
                 " test"
             )
         return ~np.isin(words, ("train", "training"))
-    if not np.isin(found, (0, 1)).all():
+    if not np.isin(marks, (0, 1)).all():
         raise BadInput(f"{where} must mark test samples with True or 1, others with False or 0")
-    return found.astype(bool)
+    return marks.astype(bool)
 
 
 def _encode_groups(group: NDArray[Any] | None) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
     if group is None:
         return None, ()
-    found, codes = np.unique(group, return_inverse=True)
-    return codes.reshape(-1).astype(np.int64), tuple(str(g) for g in found)
+    names, codes = np.unique(group, return_inverse=True)
+    return codes.reshape(-1).astype(np.int64), tuple(str(g) for g in names)
 
 
 def _select_rows(values: Any, kept: Any) -> Any:
     if values is None:
         return None
-    found = np.asarray(values)
-    return (found.astype(str) if found.dtype.kind == "O" else found)[kept]
+    array = np.asarray(values)
+    return (array.astype(str) if array.dtype.kind == "O" else array)[kept]

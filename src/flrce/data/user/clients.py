@@ -1,6 +1,4 @@
-"""One data set a client: a list or dict of (x, y) pairs, tables, data sets or paths, as federated
-data are often handed over from Python.
-"""
+"""One data set per client: a list or dict of (x, y) pairs, tables, data sets or paths."""
 
 import logging
 import os
@@ -38,11 +36,8 @@ def holds_clients(data: Any) -> bool:
 
 def is_split(data: Any) -> bool:
     """Whether data is a dict of a training and a test set."""
-    return (
-        isinstance(data, Mapping)
-        and set(data) == set(SPLITS)
-        and all(_is_pair(value) for value in data.values())
-    )
+    named = isinstance(data, Mapping) and set(data) == set(SPLITS)
+    return named and all(map(_is_pair, data.values()))
 
 
 def _all_clients(values: Sequence[Any]) -> bool:
@@ -74,11 +69,8 @@ def _is_pair(value: Any) -> bool:
 def _has_axis(value: Any) -> bool:
     if isinstance(value, str | bytes | Mapping):
         return False
-    return (
-        getattr(value, "ndim", 1) >= 1
-        and hasattr(value, "__len__")
-        and hasattr(value, "__getitem__")
-    )
+    listed = hasattr(value, "__len__") and hasattr(value, "__getitem__")
+    return listed and getattr(value, "ndim", 1) >= 1
 
 
 def _is_path(value: Any) -> bool:
@@ -101,23 +93,17 @@ def _is_table(value: Any) -> bool:
 
 
 def from_clients(data: Any, read: Callable[..., Source], **how: Any) -> Source:
-    """A source in which each client has the samples that were given for it; `read` reads one
-    client's data set.
-    """
+    """A source in which each client has the samples given for it; `read` reads one data set."""
     named = dict(data) if isinstance(data, Mapping) else dict(enumerate(data))
     clients = {str(name): value for name, value in named.items()}
     if len(clients) < len(named):
         raise BadInput("data names a client twice; give each a name of its own")
     log.info("data: %d clients, each with samples of its own", len(clients))
     if all(_is_frame(v) or _is_table_file(v) for v in clients.values()):
-        tables = [
-            ClientTable(
-                name,
-                read_table_cells(Path(value)) if _is_path(value) else to_columns(value),
-                f"client {name!a}",
-            )
-            for name, value in clients.items()
-        ]
+        tables = []
+        for name, value in clients.items():
+            cells: Any = read_table_cells(Path(value)) if _is_path(value) else to_columns(value)
+            tables.append(ClientTable(name, cells, f"client {name!a}"))
         return _in_order(join_tables(tables, **how), list(clients))
     if not all(_is_pair(value) for value in clients.values()):
         standardise = how.pop("standardise", False)
@@ -127,9 +113,8 @@ def from_clients(data: Any, read: Callable[..., Source], **how: Any) -> Source:
         )
         return standardise_source(joined, "data") if standardise else joined
     x, y = (_concatenate([value[i] for value in clients.values()], "xy"[i]) for i in (0, 1))
-    group = np.repeat(
-        np.array(list(clients), object), [len(value[1]) for value in clients.values()]
-    )
+    sizes = [len(value[1]) for value in clients.values()]
+    group = np.repeat(np.array(list(clients), object), sizes)
     source = from_arrays(x, y, group.astype(str), where="data", **how)
     return _in_order(source, list(clients))
 
@@ -141,9 +126,7 @@ def _is_table_file(value: Any) -> bool:
 
 
 def from_split(data: Mapping[str, Any], read: Callable[..., Source], **how: Any) -> Source:
-    """A source from {"train": ..., "test": ...}: pairs, tables or data sets; `read` reads one that
-    is no pair.
-    """
+    """A source from {"train": ..., "test": ...}; `read` reads a part that is no (x, y) pair."""
     odd = next((key for key in data if key not in SPLITS), None)
     if odd is not None:
         raise BadInput(
@@ -178,9 +161,7 @@ def _concatenate(parts: list[Any], which: str) -> NDArray[Any]:
 
 
 def _in_order(source: Source, clients: list[str]) -> Source:
-    """The source with its clients in the order in which they were given, not in that of the
-    alphabet.
-    """
+    """The source with its clients in the order in which they were given."""
     assert source.group is not None
     kept = [name for name in clients if name in set(source.groups)]
     place = np.array([kept.index(name) for name in source.groups])

@@ -15,8 +15,7 @@ from flrce.errors import BadInput
 
 
 def from_dataset(data: Any, test: Any = None, group: Any = None, **how: Any) -> Source:
-    """A source from a torch Dataset of (x, y) pairs, as its transforms give them; `test` is one of
-    samples to judge by.
+    """A source from a torch Dataset of (x, y) pairs with its transforms; `test`: a test set.
 
     One of dicts is read as HuggingFace's are: by `target` and `group`, or the usual names. A random
     transform (augmentation) is drawn once: the samples stay what they are then.
@@ -78,9 +77,7 @@ def from_huggingface(
 def _find_special_columns(
     data: Any, target: str, group: str, test: str, where: str
 ) -> tuple[str, str, str]:
-    """The columns of the label, the client and the split; "" for the last two where there is
-    none.
-    """
+    """The columns of the label, the client and the split; "" where there is none."""
     names: Any = dict.fromkeys(data.column_names)
     label = find_column(names, target, TARGETS, "target", where)
     owner = find_column(names, group, GROUPS, "group", where)
@@ -105,9 +102,7 @@ def _list_chosen(
 
 
 def _read_inputs(data: Any, names: Sequence[str], where: str) -> Any:
-    """x of one column of arrays or of several with arrays among them; None: the columns are a
-    table's.
-    """
+    """x of one column of arrays, or of several with arrays among them; None: a table's columns."""
     if len(names) == 1:
         x = [_to_plain_array(value) for value in data[names[0]]]
         return None if x and isinstance(x[0], str) else _stack_samples(x, where)
@@ -165,11 +160,8 @@ def _pool_splits(
             f"the DatasetDict has {', '.join(data)}, but no train; hand one of them over"
         )
     standardise = how.pop("standardise", False)
-    parts = [
-        from_huggingface(data[key], target, group, columns, **how)
-        for key in ("train", "test")
-        if key in data
-    ]
+    splits = [data[key] for key in ("train", "test") if key in data]
+    parts = [from_huggingface(split, target, group, columns, **how) for split in splits]
     joined = parts[0] if len(parts) == 1 else join_sources(parts, [False, True])
     return standardise_source(joined, "DatasetDict") if standardise else joined
 

@@ -10,14 +10,16 @@ FOLDER/CLIENT/*.csv, FOLDER/CLIENT.csv
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from flrce.core.files import format_path
 from flrce.data.pool import assign_to_client, join_sources
 from flrce.data.preprocessing import Preprocessing
 from flrce.data.readers.images import IMAGE_FORMATS, list_class_images, load_images
+from flrce.data.readers.leaf import build_character_source, read_leaf_users
 from flrce.data.sources import Source
 from flrce.data.user.arrays import from_arrays, refuse_columns, standardise_source
 from flrce.data.user.tables import (
@@ -35,26 +37,18 @@ FOLDER_FORMS = (
     "one folder a class (FOLDER/CLASS/*.png), or one folder or file a client (FOLDER/CLIENT/...,"
     " FOLDER/CLIENT.csv)"
 )
+#: whether a folder or file of this name is for tests
 SPLIT_NAMES = {
-    "train": False,
-    "training": False,
-    "test": True,
-    "val": True,
-    "valid": True,
-    "validation": True,
+    **dict.fromkeys(("train", "training"), False),
+    **dict.fromkeys(("test", "val", "valid", "validation"), True),
 }
 
 
 def from_folder(path: Path | str, **how: Any) -> Source:
-    """Images, one folder a class; with train and test folders above, the data's own split. Needs
-    Pillow.
-    """
+    """Images, one folder per class; folders train and test above them are the data's own split."""
     folder = _require_folder(path)
     _refuse_for_images(how, folder)
-    parts = _read_splits(folder, partial(_read_images, size=how.get("size")))
-    source = join_sources(
-        [part for part, _ in parts], [held for _, held in parts] if len(parts) > 1 else ()
-    )
+    source = _read_image_splits(folder, how.get("size"))
     return replace(source, name=str(how.get("name", folder.name)))
 
 
@@ -76,10 +70,8 @@ def from_folders(path: Path | str, **how: Any) -> Source:
     for entry in below:
         if entry.is_dir():
             clients.append(assign_to_client(_read_client_folder(entry, how), entry.name))
-        elif entry.suffix.lower() in FILE_READERS:
-            clients.append(
-                assign_to_client(FILE_READERS[entry.suffix.lower()](entry, how), entry.stem)
-            )
+        elif reader := FILE_READERS.get(entry.suffix.lower()):
+            clients.append(assign_to_client(reader(entry, **how), entry.stem))
     if not clients:
         raise BadInput(
             f"{format_path(folder)} holds neither folders nor tables; give {FOLDER_FORMS}"
@@ -91,11 +83,8 @@ def from_folders(path: Path | str, **how: Any) -> Source:
 def _list_client_files(entry: Path) -> list[Path]:
     """The files with samples of one client, which has a file or a folder."""
     inside = sorted(entry.iterdir()) if entry.is_dir() else [entry]
-    return [
-        file
-        for file in inside
-        if file.suffix.lower() in (*FILE_READERS, *IMAGE_FORMATS) or file.is_dir()
-    ]
+    suffixes = (*FILE_READERS, *IMAGE_FORMATS)
+    return [file for file in inside if file.suffix.lower() in suffixes or file.is_dir()]
 
 
 def _read_client_table(entry: Path, file: Path) -> ClientTable:
@@ -107,15 +96,14 @@ def _read_client_table(entry: Path, file: Path) -> ClientTable:
 
 def choose_folder_reader(folder: Path) -> Callable[..., Source]:
     """Which of the forms above a folder has, by where its images or tables lie."""
-    below = [
-        entry
-        for entry in sorted(folder.iterdir())
-        if entry.is_dir() and not entry.name.startswith(".")
-    ]
+    below = _list_folders(folder)
     named = all(entry.name.lower() in SPLIT_NAMES for entry in below) and below
-    if named or any(_has_images(entry) for entry in below):
-        return from_folder
-    return from_folders
+    return from_folder if named or any(map(_has_images, below)) else from_folders
+
+
+def _list_folders(folder: Path) -> list[Path]:
+    entries = sorted(folder.iterdir())
+    return [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
 
 
 def _read_client_folder(folder: Path, how: Mapping[str, Any]) -> Source:
@@ -123,37 +111,29 @@ def _read_client_folder(folder: Path, how: Mapping[str, Any]) -> Source:
     files = [entry for entry in sorted(folder.iterdir()) if entry.suffix.lower() in FILE_READERS]
     if not files:
         _refuse_for_images(how, folder)
-        parts = _read_splits(folder, partial(_read_images, size=how.get("size")))
-        return join_sources(
-            [part for part, _ in parts], [held for _, held in parts] if len(parts) > 1 else ()
-        )
-    read = [FILE_READERS[entry.suffix.lower()](entry, how) for entry in files]
+        return _read_image_splits(folder, how.get("size"))
+    read = [FILE_READERS[entry.suffix.lower()](entry, **how) for entry in files]
     split = [SPLIT_NAMES.get(entry.stem.lower(), False) for entry in files]
     return join_sources(read, split if any(split) else ())
 
 
-def _read_splits(folder: Path, read: Callable[[Path], Source]) -> list[tuple[Source, bool]]:
-    below = [
-        entry
-        for entry in sorted(folder.iterdir())
-        if entry.is_dir() and not entry.name.startswith(".")
-    ]
-    if (
-        below
-        and all(entry.name.lower() in SPLIT_NAMES for entry in below)
-        and not any(map(_has_images, below))
-    ):
-        return [(read(entry), SPLIT_NAMES[entry.name.lower()]) for entry in below]
-    return [(read(folder), False)]
+def _read_image_splits(folder: Path, size: int | None) -> Source:
+    """Class folders of images, or train and test folders of them."""
+    below = _list_folders(folder)
+    held = [SPLIT_NAMES.get(entry.name.lower()) for entry in below]
+    if not below or None in held or any(map(_has_images, below)):
+        return _read_images(folder, size)
+    parts = [_read_images(entry, size) for entry in below]
+    return join_sources(parts, [bool(test) for test in held] if len(parts) > 1 else ())
 
 
 def _read_images(folder: Path, size: int | None = None) -> Source:
-    found = list_class_images(folder, depth=1)
-    if not found:
+    classes = list_class_images(folder, depth=1)
+    if not classes:
         raise BadInput(f"{format_path(folder)} has no folders of images; give {FOLDER_FORMS}")
-    x, y = load_images(found, False, folder.name, size=size)
+    x, y = load_images(classes, False, folder.name, size=size)
     prepared = Preprocessing(resized=size is not None)
-    return Source(folder.name, x, y, tuple(found), scale=1 / 255, preprocessing=prepared)
+    return Source(folder.name, x, y, tuple(classes), scale=1 / 255, preprocessing=prepared)
 
 
 def _refuse_for_images(how: Mapping[str, Any], folder: Path) -> None:
@@ -182,19 +162,33 @@ def from_npz(path: Path | str, **how: Any) -> Source:
     refuse_columns(how, "an .npz has arrays called x, y, group and test instead")
     found = npz.load_npz(path, ("x", "y", "group", "test", "classes"), where)
     more = {"classes": [str(name) for name in found["classes"]]} if "classes" in found else {}
-    return from_arrays(
-        found.get("x"),
-        found.get("y"),
-        found.get("group"),
-        found.get("test"),
-        **{"name": path.stem, "where": where, **more, **how},
-    )
+    arrays = [found.get(name) for name in ("x", "y", "group", "test")]
+    return from_arrays(*arrays, **{"name": path.stem, "where": where, **more, **how})
 
 
-FILE_READERS: dict[str, Callable[[Path, Mapping[str, Any]], Source]] = {
-    ".csv": lambda path, how: from_csv(path, **how),
-    ".tsv": lambda path, how: from_csv(path, **how),
-    ".jsonl": lambda path, how: from_jsonl(path, **how),
-    ".parquet": lambda path, how: from_parquet(path, **how),
-    ".npz": lambda path, how: from_npz(path, **how),
+def from_leaf(path: Path | str, **how: Any) -> Source:
+    """LEAF's json of any task, one file or a folder; files in train/ and test/ are its split.
+
+    Texts in x with one character in y become token ids; numbers stay numbers.
+    """
+    path = Path(path)
+    refuse_columns(how, "LEAF's json names its users itself")
+    rows = read_leaf_users(path)
+    given = {"name": path.stem, "where": format_path(path), **how}
+    if all(isinstance(x[0], str) for _, x, _, _ in rows):
+        return build_character_source(rows, str(given["name"]), format_path(path))
+    x = [sample for _, samples, _, _ in rows for sample in samples]
+    y = [label for _, _, labels, _ in rows for label in labels]
+    sizes = [len(samples) for _, samples, _, _ in rows]
+    group = np.repeat(np.array([user for user, *_ in rows], object), sizes)
+    test = np.repeat([held for *_, held in rows], sizes)
+    return from_arrays(x, y, group, test if test.any() else None, **given)
+
+
+FILE_READERS: dict[str, Callable[..., Source]] = {
+    ".csv": from_csv,
+    ".tsv": from_csv,
+    ".jsonl": from_jsonl,
+    ".parquet": from_parquet,
+    ".npz": from_npz,
 }

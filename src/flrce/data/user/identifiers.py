@@ -1,5 +1,4 @@
-"""Columns of a table that only tell rows apart: numbers of patients, counters, names. They are no
-features.
+"""Columns that only tell rows apart (patient numbers, counters, names). They are no features.
 
 A model that is given such a column learns the order of the file: with rows sorted by label it is
 right about rows it has never seen, and about nothing else.
@@ -21,19 +20,15 @@ REPEATED_SHARE, REPEATED_VALUES = 0.1, 20  # a number of a patient with several 
 def find_identifiers(
     columns: Mapping[str, NDArray[Any]], label: NDArray[Any] | None, owner: NDArray[Any] | None
 ) -> dict[str, str]:
-    """Name of a column -> why it is an identifier. `label` (N,) is what is learnt, `owner` (N,)
-    each row's client.
-    """
-    found = {
+    """Column -> why it is an identifier. `label` (N,) is the target, `owner` (N,) the client."""
+    reasons = {
         name: _describe_identifier(name, values, label, owner) for name, values in columns.items()
     }
-    return {name: why for name, why in found.items() if why}
+    return {name: why for name, why in reasons.items() if why}
 
 
 def find_label_sorters(columns: Mapping[str, NDArray[Any]], label: NDArray[Any]) -> list[str]:
-    """Columns of numbers, different in every row, whose order is that of the labels: each alone
-    tells the label of every row.
-    """
+    """Columns of distinct numbers whose order is that of the labels: each alone gives the label."""
     return [
         name
         for name, values in columns.items()
@@ -79,9 +74,7 @@ def _is_whole(values: NDArray[Any]) -> bool:
 
 
 def _is_running_number(values: NDArray[Any]) -> bool:
-    """Whether different numbers are a range without gaps, in any order, or rise or fall from row to
-    row.
-    """
+    """Whether distinct numbers are a range without gaps in any order, or only rise or fall."""
     steps = np.diff(values.astype(np.float64))
     return float(values.max()) - float(values.min()) == len(values) - 1 or bool(
         (steps > 0).all() or (steps < 0).all()

@@ -1,6 +1,4 @@
-"""Tables of one's own: csv, json lines, parquet, pandas. One row a sample; columns say label,
-client and split.
-"""
+"""Users' tables: csv, json lines, parquet, pandas. One row per sample."""
 
 import importlib
 import logging
@@ -17,7 +15,7 @@ from flrce.data.dates import holds_dates
 from flrce.data.preprocessing import ColumnTable, FeatureColumn, Preprocessing
 from flrce.data.readers.columns import convert_column, parse_csv_cells, read_json_objects
 from flrce.data.sources import Source
-from flrce.data.text_features import count_token_ids
+from flrce.data.text_features import load_tokenizer
 from flrce.data.user.arrays import COLUMNS, from_arrays, refuse_columns
 from flrce.data.user.identifiers import find_identifiers, find_label_sorters
 from flrce.data.user.text_columns import describe_texts, find_text_columns, report_texts
@@ -58,11 +56,6 @@ class ColumnRoles:
     def names(self) -> tuple[str, ...]:
         return (*self.targets, self.owner, self.split)
 
-    @property
-    def required_columns(self) -> list[str]:
-        """The columns that every row must have a value in."""
-        return [key for key in (*self.targets, self.owner) if key]
-
 
 OPTION_NAMES = tuple(field.name for field in fields(TableOptions))
 
@@ -77,8 +70,7 @@ def from_columns(
     where: str = "table",
     **how: Any,
 ) -> Source:
-    """A source from named columns: `target` to be learnt (one column or several), `group` the
-    client, `test` the split.
+    """A source from named columns: `target` to learn (one or several), `group`, `test` (split).
 
     Without a name, columns called y, label, target or class; group or client; split or test are
     taken for those. All others but those to `ignore` and those that only tell rows apart are
@@ -90,7 +82,8 @@ def from_columns(
     _validate_lengths(columns, where)
     columns = _drop_columns(columns, _as_list(options.ignore), where)
     roles = _find_roles(columns, options, where)
-    columns = _drop_incomplete_rows(columns, roles.required_columns, how.get("fill"), where)
+    needed = [key for key in (*roles.targets, roles.owner) if key]
+    columns = _drop_incomplete_rows(columns, needed, how.get("fill"), where)
     chosen, texts = _choose_features(columns, roles, options, where)
     _refuse_gaps({k: v for k, v in chosen.items() if k not in texts}, how.get("fill"), where)
     described = _describe_features(chosen, texts, options, where)
@@ -99,8 +92,10 @@ def from_columns(
     _report_columns(x.shape[1], described, roles, where)
     tokens = {"layout": "tokens", "standardise": False} if options.tokenizer else {}
     given = {"layout": "table", **how, **tokens, "name": name, "where": where}
-    made = _encode_samples(x, columns, roles, {**given, "preprocessing": prepared})
-    return replace(made, ids=count_token_ids(options.tokenizer)) if options.tokenizer else made
+    source = _encode_samples(x, columns, roles, {**given, "preprocessing": prepared})
+    if options.tokenizer:
+        return replace(source, ids=load_tokenizer(options.tokenizer)[1])
+    return source
 
 
 def _as_list(names: str | Sequence[str]) -> list[str]:
@@ -110,8 +105,8 @@ def _as_list(names: str | Sequence[str]) -> list[str]:
 def _find_roles(columns: ColumnTable, options: TableOptions, where: str) -> ColumnRoles:
     """The columns that are no features, by the options or their usual names."""
     wanted = _as_list(options.target)
-    found = [find_column(columns, one, TARGETS, "target", where) for one in wanted]
-    targets = tuple(key for key in found if key)
+    listed = [find_column(columns, one, TARGETS, "target", where) for one in wanted]
+    targets = tuple(key for key in listed if key)
     owner = find_column(columns, options.group, GROUPS, "group", where)
     split = find_column(columns, options.test, SPLITS, "test", where)
     if not targets:
@@ -147,15 +142,11 @@ def _choose_features(
 def _report_columns(
     count: int, described: Sequence[FeatureColumn], roles: ColumnRoles, where: str
 ) -> None:
-    log.info(
-        "%s: %d features of %s; label %s%s%s",
-        where,
-        count,
-        _format_names(column.name for column in described),
-        _format_names(roles.targets),
-        f"; client {roles.owner}" if roles.owner else "",
-        f"; split {roles.split}" if roles.split else "",
-    )
+    text = f"{count} features of {_format_names(column.name for column in described)}"
+    text += f"; label {_format_names(roles.targets)}"
+    text += f"; client {roles.owner}" if roles.owner else ""
+    text += f"; split {roles.split}" if roles.split else ""
+    log.info("%s: %s", where, text)
 
 
 def _encode_samples(
@@ -225,42 +216,29 @@ def _without_identifiers(
     columns: ColumnTable, label: NDArray[Any], owner: NDArray[Any] | None, where: str
 ) -> ColumnTable:
     """The columns without those that only tell rows apart; each is told of."""
-    found = find_identifiers(columns, label, owner)
-    for key, why in found.items():
-        log.warning(
-            "%s: column %s is left out as an identifier (%s); list the features in data.features to"
-            " use it, or name it in data.ignore to drop it without this line",
-            where,
-            ascii(key),
-            why,
-        )
-    kept = {key: values for key, values in columns.items() if key not in found}
+    identifiers = find_identifiers(columns, label, owner)
+    for key, why in identifiers.items():
+        text = "%s: column %s is left out as an identifier (%s); list the features in data.features"
+        text += " to use it, or name it in data.ignore to drop it without this line"
+        log.warning(text, where, ascii(key), why)
+    kept = {key: values for key, values in columns.items() if key not in identifiers}
     for key in find_label_sorters(kept, label):
-        log.warning(
-            "%s: column %s alone tells the label of every row: if it is not known before the label"
-            " is, name it in data.ignore",
-            where,
-            ascii(key),
-        )
+        text = "%s: column %s alone tells the label of every row: if it is not known before the"
+        log.warning(f"{text} label is, name it in data.ignore", where, ascii(key))
     return kept
 
 
 def _drop_columns(columns: ColumnTable, ignored: Sequence[str], where: str) -> ColumnTable:
-    """The table without columns that are not wanted, and without a nameless one that only counts
-    rows.
-    """
+    """The table without ignored columns, and without a nameless one that counts rows."""
     for key in ignored:
         if key not in columns:
             raise BadInput(f"{where} has no column {key!a} to ignore; {suggest_name(key, columns)}")
     kept = {key: value for key, value in columns.items() if key not in ignored}
     for key in [key for key in kept if not key or key.startswith("Unnamed: ")]:
-        if kept[key].dtype.kind in "iu" and np.array_equal(
-            kept[key] - kept[key][0], np.arange(len(kept[key]))
-        ):
-            log.warning(
-                "%s: the column without a name counts rows and is left out; name it to keep it",
-                where,
-            )
+        cells = kept[key]
+        if cells.dtype.kind in "iu" and np.array_equal(cells - cells[0], np.arange(len(cells))):
+            text = "%s: the column without a name counts rows and is left out; name it to keep it"
+            log.warning(text, where)
             del kept[key]
     return kept
 
@@ -268,9 +246,7 @@ def _drop_columns(columns: ColumnTable, ignored: Sequence[str], where: str) -> C
 def _drop_incomplete_rows(
     columns: ColumnTable, needed: Sequence[str], fill: Any, where: str
 ) -> ColumnTable:
-    """The rows that have a label and a client; BadInput where some lack them and are not to be
-    dropped.
-    """
+    """The rows that have a label and a client; BadInput if some lack them, unless dropped."""
     if fill == "drop":
         whole = ~np.any([_find_missing(value) for value in columns.values()], axis=0)
         return {key: value[whole] for key, value in columns.items()}
@@ -283,8 +259,8 @@ def _drop_incomplete_rows(
 
 
 def _find_missing(values: NDArray[Any]) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = np.isnan(values) if values.dtype.kind == "f" else values == ""
-    return np.broadcast_to(found, values.shape)
+    missing: NDArray[np.bool_] = np.isnan(values) if values.dtype.kind == "f" else values == ""
+    return np.broadcast_to(missing, values.shape)
 
 
 def read_table_cells(path: Path) -> dict[str, Cells]:
@@ -294,12 +270,8 @@ def read_table_cells(path: Path) -> dict[str, Cells]:
         return dict(to_columns(read_parquet(path)))
     if suffix == ".jsonl":
         return _read_json_cells(path)
-    return dict(
-        parse_csv_cells(
-            read_text_limited(path, MAX_FILE_BYTES, "give a csv file", expansion=8),
-            format_path(path),
-        )
-    )
+    text = read_text_limited(path, MAX_FILE_BYTES, "give a csv file", expansion=8)
+    return dict(parse_csv_cells(text, format_path(path)))
 
 
 def read_table_columns(path: Path) -> ColumnTable:
@@ -308,9 +280,7 @@ def read_table_columns(path: Path) -> ColumnTable:
 
 
 def join_cells(parts: Sequence[Cells], name: str) -> NDArray[Any]:
-    """One column of one or several tables in the dtype of all its cells: numbers of one and texts
-    of another are texts.
-    """
+    """One column of one or several tables in the dtype that holds all its cells."""
     arrays = [part for part in parts if isinstance(part, np.ndarray)]
     if len(arrays) == len(parts) and len({array.dtype.kind in "OUS" for array in arrays}) == 1:
         return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
@@ -333,9 +303,7 @@ class ClientTable:
 
 
 def join_tables(tables: Sequence[ClientTable], **how: Any) -> Source:
-    """The tables of all clients as one, so that a text that some of them lack is a column for
-    all.
-    """
+    """The tables of all clients as one, with the same columns for all."""
     first = tables[0]
     for table in tables:
         if odd := sorted(table.cells.keys() ^ first.cells.keys()):
@@ -353,9 +321,7 @@ def join_tables(tables: Sequence[ClientTable], **how: Any) -> Source:
 
 
 def from_csv(path: Path | str, **how: Any) -> Source:
-    """A table from a csv file with a header line (commas, semicolons or tabs), or a parquet
-    file.
-    """
+    """A table from a csv file with a header line (commas, semicolons or tabs)."""
     path = Path(path)
     return from_columns(
         read_table_columns(path), **{"name": path.stem, "where": format_path(path), **how}
@@ -363,9 +329,7 @@ def from_csv(path: Path | str, **how: Any) -> Source:
 
 
 def from_jsonl(path: Path | str, **how: Any) -> Source:
-    """A table from lines of json, one object a sample, all with the same keys; or x, y, group and
-    test.
-    """
+    """A table from lines of json, one object per sample; or the keys x, y, group and test."""
     path = Path(path)
     cells = _read_json_cells(path)
     given = {"name": path.stem, "where": format_path(path), **how}
@@ -406,9 +370,9 @@ def read_parquet(path: Path) -> Any:
 
         parquet = importlib.import_module("pyarrow.parquet")
         with parquet.ParquetFile(path) as opened:
-            told = opened.metadata
-            groups = [told.row_group(i).total_byte_size for i in range(told.num_row_groups)]
-        needed = max(sum(groups), 8 * told.num_rows * told.num_columns)
+            metadata = opened.metadata
+            groups = [metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)]
+        needed = max(sum(groups), 8 * metadata.num_rows * metadata.num_columns)
         validate_memory(2 * needed, format_path(path), "give fewer samples")
         return pd.read_parquet(path)
     except ImportError as why:

@@ -1,6 +1,4 @@
-"""What y asks for: classes, values, several labels or next symbols; found out where nobody says
-it.
-"""
+"""What y asks for: classes, values, labels or next symbols; detected unless the user says."""
 
 import logging
 from collections.abc import Sequence
@@ -24,25 +22,22 @@ def convert_targets(
 
     `layout` says what x is. With `known` classes, integers are their codes.
     """
-    told = _detect_kind(y, layout, where, known) if kind == "auto" else kind
-    pooled = y.ndim == 2 and y.shape[1] > 1 and told in ("values", "labels")
-    if kind == "auto" and pooled and _is_one_hot(y):
-        log.warning(
-            "%s: every row of y has a single 1 and is taken as %d %s; if they are classes give"
-            " y.argmax(1)",
-            where,
-            y.shape[1],
-            told,
-        )
-    if told == "values":
+    target_kind = _detect_kind(y, layout, where, known) if kind == "auto" else kind
+    pooled = y.ndim == 2 and y.shape[1] > 1 and target_kind in ("values", "labels")
+    if kind == "auto" and pooled and np.isin(y, (0, 1)).all() and (y.sum(1) == 1).all():
+        text = "%s: every row of y has a single 1 and is taken as %d %s; if they are classes give"
+        log.warning(f"{text} y.argmax(1)", where, y.shape[1], target_kind)
+    if target_kind == "values":
         return _convert_values(y, where), (), "values"
-    if told == "labels":
+    if target_kind == "labels":
         return (*_convert_labels(y, where), "labels")
-    if told == "tokens":
+    if target_kind == "tokens":
         return (*_convert_symbols(y, where), "tokens")
-    if told == "classes":
+    if target_kind == "classes":
         return (*_convert_classes(y, where, known), "classes")
-    raise BadInput(f"{where} kind {told!r} is unknown; use classes, values, tokens or labels")
+    raise BadInput(
+        f"{where} kind {target_kind!r} is unknown; use classes, values, tokens or labels"
+    )
 
 
 def _convert_labels(y: NDArray[Any], where: str) -> tuple[NDArray[np.uint8], tuple[str, ...]]:
@@ -55,7 +50,7 @@ def _convert_labels(y: NDArray[Any], where: str) -> tuple[NDArray[np.uint8], tup
 
 def _convert_symbols(y: NDArray[Any], where: str) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     whole = y.dtype.kind in "iu" and y.ndim <= 2
-    if not whole or (len(y) and y.min() < 0 and not _has_only_ignored(y)):
+    if not whole or (y[y < 0] != IGNORED_TARGET).any():
         raise BadInput(
             f"{where} y must hold next symbols as ids 0, 1, ... ({IGNORED_TARGET}: none), got"
             f" {y.dtype} {y.shape}"
@@ -100,12 +95,12 @@ def encode_classes(y: NDArray[Any], where: str) -> tuple[NDArray[np.int64], tupl
         y = y.astype(np.int64)
     if y.dtype.kind == "b":
         return y.astype(np.int64), ("False", "True")
-    found, codes = np.unique(y.astype(str) if y.dtype.kind in "OUS" else y, return_inverse=True)
-    if y.dtype.kind in "iu" and found[0] >= 0 and 2 * len(found) >= int(found[-1]) + 1:
-        return y.astype(np.int64), tuple(str(c) for c in range(int(found[-1]) + 1))
+    names, codes = np.unique(y.astype(str) if y.dtype.kind in "OUS" else y, return_inverse=True)
+    if y.dtype.kind in "iu" and names[0] >= 0 and 2 * len(names) >= int(names[-1]) + 1:
+        return y.astype(np.int64), tuple(str(c) for c in range(int(names[-1]) + 1))
     if y.dtype.kind in "iu":
-        log.info("%s: labels %s are numbered 0..%d", where, format_examples(found), len(found) - 1)
-    return codes.reshape(y.shape).astype(np.int64), tuple(str(c) for c in found)
+        log.info("%s: labels %s are numbered 0..%d", where, format_examples(names), len(names) - 1)
+    return codes.reshape(y.shape).astype(np.int64), tuple(str(c) for c in names)
 
 
 def _detect_kind(y: NDArray[Any], layout: str, where: str, known: int) -> TargetKind:
@@ -115,17 +110,10 @@ def _detect_kind(y: NDArray[Any], layout: str, where: str, known: int) -> Target
         return _detect_kind_of_integers(y, where)
     if y.dtype.kind != "f":
         return "classes"
-    if (
-        y.ndim == 1
-        and np.isfinite(y).all()
-        and (y == np.round(y)).all()
-        and len(np.unique(y)) <= 20
-    ):
-        log.warning(
-            "%s: y holds whole numbers as floats and is taken as values (a regression); if they are"
-            " classes say kind='classes'",
-            where,
-        )
+    whole = y.ndim == 1 and np.isfinite(y).all() and (y == np.round(y)).all()
+    if whole and len(np.unique(y)) <= 20:
+        text = "%s: y holds whole numbers as floats and is taken as values (a regression); if they"
+        log.warning(f"{text} are classes say kind='classes'", where)
     return "values"
 
 
@@ -135,25 +123,13 @@ def _detect_kind_of_integers(y: NDArray[Any], where: str) -> TargetKind:
     if count <= MAX_UNDOUBTED_CLASSES:
         return "classes"
     if len(y) < MIN_CLASS_SAMPLES * count:
-        log.warning(
-            "%s: y holds %d different whole numbers in %d rows and is taken as values (a"
-            " regression); if they are classes say kind='classes'",
-            where,
-            count,
-            len(y),
-        )
+        text = "%s: y holds %d different whole numbers in %d rows and is taken as values (a"
+        text += " regression); if they are classes say kind='classes'"
+        log.warning(text, where, count, len(y))
         return "values"
-    log.warning(
-        "%s: y holds %d different whole numbers and is taken as classes; if they are values say"
-        " kind='values'",
-        where,
-        count,
-    )
+    text = "%s: y holds %d different whole numbers and is taken as classes; if they are values say"
+    log.warning(f"{text} kind='values'", where, count)
     return "classes"
-
-
-def _is_one_hot(y: NDArray[Any]) -> bool:
-    return bool(np.isin(y, (0, 1)).all() and (y.sum(1) == 1).all())
 
 
 def _convert_values(y: NDArray[Any], where: str) -> NDArray[np.float32]:
@@ -161,14 +137,10 @@ def _convert_values(y: NDArray[Any], where: str) -> NDArray[np.float32]:
         raise BadInput(
             f"{where} y must be (N,) or (N, K) numbers to learn values, got {y.dtype} {y.shape}"
         )
-    found = y.astype(np.float32)
-    if not np.isfinite(found).all():
+    numbers = y.astype(np.float32)
+    if not np.isfinite(numbers).all():
         raise BadInput(f"{where} y holds NaN or infinity; drop those samples first")
-    return found
-
-
-def _has_only_ignored(y: NDArray[Any]) -> bool:
-    return bool((y[y < 0] == IGNORED_TARGET).all())
+    return numbers
 
 
 def resolve_class_names(
@@ -181,7 +153,6 @@ def resolve_class_names(
     return tuple(map(str, given))
 
 
-def format_examples(found: NDArray[Any]) -> str:
-    return ", ".join(ascii(str(value))[1:-1] for value in found[:4]) + (
-        ", ..." if len(found) > 4 else ""
-    )
+def format_examples(values: NDArray[Any]) -> str:
+    listed = [ascii(str(value))[1:-1] for value in values[:4]]
+    return ", ".join([*listed, "..."] if len(values) > 4 else listed)

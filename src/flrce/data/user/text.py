@@ -32,12 +32,12 @@ CLIENT_KEYS = (("client",), ("group",), ("play", "role"))
 TEXT_REMEDY = (
     'give json lines with "text", or with "prompt" and "response", or a folder of .txt files'
 )
-# what a client's name may not have on the wire, and how long it is
-ODD, LONGEST = (re.compile(r"[^\w.:@+-]+"), 64)
-# a question by its keys; Alpaca and Dolly have more to it under MORE
-PROMPT_KEYS = ("prompt", "instruction")
-MORE, ANSWERS = ("input", "context"), ("response", "output")
-START, STOP = "<|im_start|>", "<|im_end|>"  # ChatML's marks of a turn
+FORBIDDEN_IN_NAMES = re.compile(r"[^\w.:@+-]+")  # in clients' names in messages
+MAX_NAME_CHARACTERS = 64
+# a prompt by its keys; Alpaca and Dolly have more of it under CONTEXT_KEYS
+PROMPT_KEYS, CONTEXT_KEYS = ("prompt", "instruction"), ("input", "context")
+RESPONSE_KEYS = ("response", "output")
+TURN_START, TURN_END = "<|im_start|>", "<|im_end|>"  # ChatML's marks
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,7 @@ def from_text(
     name: str = "",
     **how: Any,
 ) -> Source:
-    """Windows of `length` ids and the id after each, by client: its first `most` (0: all), if it
-    has `least` or more.
+    """Windows of `length` ids with the next ids, by client: the first `most` of each (0: all).
 
     `group` names the key of a line's client, or several with commas between them; `test` the key
     that marks lines for judging.
@@ -120,43 +119,30 @@ def _take_first(samples: Iterable[TextSample], most: int) -> Iterator[TextSample
 
 def _build_source(samples: Sequence[TextSample], name: str, ids: int) -> Source:
     held = np.array([sample.held for sample in samples])
-    made = Source(
-        name,
-        np.stack([sample.x for sample in samples]),
-        np.stack([sample.y for sample in samples]),
-        (),
-        kind="tokens",
-        held=held if held.any() else None,
-        ids=ids,
-    )
+    x, y = (np.stack([getattr(sample, name) for sample in samples]) for name in "xy")
+    source = Source(name, x, y, (), kind="tokens", held=held if held.any() else None, ids=ids)
     known = list(dict.fromkeys(sample.owner for sample in samples))
     if known == [""]:
-        return made
+        return source
     place = {owner: i for i, owner in enumerate(known)}
     group = np.array([place[sample.owner] for sample in samples], np.int64)
-    return replace(made, group=group, groups=make_wire_names(known))
+    return replace(source, group=group, groups=make_wire_names(known))
 
 
 def make_wire_names(owners: Sequence[str]) -> tuple[str, ...]:
-    """Clients' names as they may be on the wire; two that would become one are told apart by a
-    digest.
-    """
-    short = [ODD.sub("_", owner)[:LONGEST] for owner in owners]
-    count = Counter(short)
-    return tuple(
-        name if count[name] == 1 or name == owner else f"{name[: LONGEST - 9]}-{_hash_name(owner)}"
-        for name, owner in zip(short, owners, strict=True)
-    )
-
-
-def _hash_name(owner: str) -> str:
-    return hashlib.sha256(owner.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    """Clients' names as messages allow them; equal results are told apart by a digest."""
+    short = [FORBIDDEN_IN_NAMES.sub("_", owner)[:MAX_NAME_CHARACTERS] for owner in owners]
+    count, names = Counter(short), []
+    for name, owner in zip(short, owners, strict=True):
+        if count[name] > 1 and name != owner:
+            digest = hashlib.sha256(owner.encode("utf-8", "surrogatepass")).hexdigest()
+            name = f"{name[: MAX_NAME_CHARACTERS - 9]}-{digest[:8]}"
+        names.append(name)
+    return tuple(names)
 
 
 def split_windows(ids: Sequence[int], length: int, end: int) -> Iterator[tuple[TokenIds, TokenIds]]:
-    """Stretches of a text without overlap; the last is filled up with `end`, and left out if it is
-    under a quarter.
-    """
+    """Parts of a text without overlap. The last is padded, or dropped if it is under a quarter."""
     for start in range(0, len(ids) - 1, length):
         part = ids[start : start + length + 1]
         if start and 4 * (len(part) - 1) < length:
@@ -167,27 +153,25 @@ def split_windows(ids: Sequence[int], length: int, end: int) -> Iterator[tuple[T
 def encode_dialogue(
     tokens: Tokenizer, prompt: str, response: str, length: int
 ) -> tuple[TokenIds, TokenIds, bool]:
-    """A prompt with its response, and whether all of both is there; what is learnt is the response
-    and its end.
+    """A prompt with its response, of which the response is learnt; and whether both fit in.
 
     Turns bear ChatML's marks where the model knows them. Where both are too long, the response
     keeps its first ids, up to half of the window, and the prompt its last.
     """
     marks = tokens.specials
-    if START in marks and STOP in marks:
-        asked = [marks[START], *tokens.encode("user\n" + prompt), marks[STOP], *tokens.encode("\n")]
-        asked += [marks[START], *tokens.encode("assistant\n")]
-        told = [*tokens.encode(response), marks[STOP]]
+    if TURN_START in marks and TURN_END in marks:
+        start, end = marks[TURN_START], marks[TURN_END]
+        asked = [start, *tokens.encode("user\n" + prompt), end, *tokens.encode("\n")]
+        asked += [start, *tokens.encode("assistant\n")]
+        answer = [*tokens.encode(response), end]
     else:
-        asked, told = tokens.encode(prompt + "\n"), [*tokens.encode(response), tokens.end]
-    whole = len(asked) + len(told) <= length + 1
-    told = told[: max(length + 1 - len(asked), (length + 1) // 2)]
-    asked = asked[max(len(asked) + len(told) - length - 1, 0) :]
-    ids = [*asked, *told]
-    x, y = pad_window(
-        ids[:-1], [*[IGNORED_TARGET] * (len(asked) - 1), *told][-len(ids) + 1 :], length, tokens.end
-    )
-    return x, y, whole
+        asked, answer = tokens.encode(prompt + "\n"), [*tokens.encode(response), tokens.end]
+    whole = len(asked) + len(answer) <= length + 1
+    answer = answer[: max(length + 1 - len(asked), (length + 1) // 2)]
+    asked = asked[max(len(asked) + len(answer) - length - 1, 0) :]
+    ids = [*asked, *answer]
+    learnt = [*[IGNORED_TARGET] * (len(asked) - 1), *answer][-len(ids) + 1 :]
+    return (*pad_window(ids[:-1], learnt, length, tokens.end), whole)
 
 
 def pad_window(
@@ -195,9 +179,8 @@ def pad_window(
 ) -> tuple[TokenIds, TokenIds]:
     """x and y at full length; what was added does not count."""
     rest = length - len(x)
-    return np.array([*x, *[end] * rest], np.int64), np.array(
-        [*y, *[IGNORED_TARGET] * rest], np.int64
-    )
+    padded = [*x, *[end] * rest], [*y, *[IGNORED_TARGET] * rest]
+    return np.array(padded[0], np.int64), np.array(padded[1], np.int64)
 
 
 def _iter_folder_samples(path: Path, tokens: Tokenizer, length: int) -> Iterator[TextSample]:
@@ -240,33 +223,32 @@ def _iter_json_samples(
                 yield TextSample(owner, held, x, y)
         else:
             raise BadInput(f'{where} has neither "text" nor "prompt" and "response"; {TEXT_REMEDY}')
+    file = format_path(path)
     if empty:
-        told = "%s: %d lines with an empty response are left out: there is nothing to learn"
-        log.warning(told, format_path(path), empty)
+        log.warning("%s: %d lines with an empty response are left out", file, empty)
     if cut:
-        told = "%s: %d lines do not fit into %d ids: prompts lose their beginning, responses"
-        log.warning(f"{told} their end; raise data.length", format_path(path), cut, length)
+        text = "%s: %d lines do not fit into %d ids: prompts lose their beginning, responses"
+        log.warning(f"{text} their end; raise data.length", file, cut, length)
 
 
 def _find_dialogue(row: Mapping[str, Any], where: str) -> tuple[str, str] | None:
     """The prompt and the response of a line; None where it has not both."""
-    asked, answered = (
-        next((key for key in keys if key in row), "") for keys in (PROMPT_KEYS, ANSWERS)
-    )
+    asked = next((key for key in PROMPT_KEYS if key in row), "")
+    answered = next((key for key in RESPONSE_KEYS if key in row), "")
     if not asked or not answered:
         return None
-    more = [_get_text(row, key, where) for key in MORE if key in row and asked == "instruction"]
-    prompt = "\n".join(filter(None, (_get_text(row, asked, where), *more)))
+    keys = CONTEXT_KEYS if asked == "instruction" else ()
+    context = [_get_text(row, key, where) for key in keys if key in row]
+    prompt = "\n".join(filter(None, (_get_text(row, asked, where), *context)))
     return prompt, _get_text(row, answered, where)
 
 
 def _get_client(row: Mapping[str, Any], group: str, where: str) -> str:
     """The client of a line; "" where nothing says so."""
-    keys = (
-        tuple(key.strip() for key in group.split(","))
-        if group
-        else next((some for some in CLIENT_KEYS if all(key in row for key in some)), ())
-    )
+    if group:
+        keys = tuple(key.strip() for key in group.split(","))
+    else:
+        keys = next((some for some in CLIENT_KEYS if all(key in row for key in some)), ())
     for key in keys:
         if not isinstance(row.get(key), str | int):
             raise BadInput(

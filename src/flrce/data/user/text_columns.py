@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from flrce.core.files import validate_memory
 from flrce.data.dates import holds_dates
 from flrce.data.preprocessing import ColumnTable, FeatureColumn, Preprocessing
-from flrce.data.text_features import BUCKETS, TOKENS, hash_texts, is_prose
+from flrce.data.text_features import DEFAULT_BUCKETS, DEFAULT_TOKENS, hash_texts, is_prose
 from flrce.errors import BadInput, suggest_name
 
 TEXT_COLUMN = "text"  # the column of texts that came without a name
@@ -42,34 +42,27 @@ def describe_texts(
     """How text columns become features; token ids take one column alone."""
     if not tokenizer:
         rows = len(columns[texts[0]])
-        needed = 4 * rows * (buckets or BUCKETS) * len(texts)
+        needed = 4 * rows * (buckets or DEFAULT_BUCKETS) * len(texts)
         validate_memory(2 * needed, "the hashed text", "lower data.buckets")
-        return [FeatureColumn(key, buckets=buckets or BUCKETS) for key in texts]
+        return [FeatureColumn(key, buckets=buckets or DEFAULT_BUCKETS) for key in texts]
     if len(texts) > 1:
         raise BadInput(
             f"data.tokenizer reads one text column, and there are {', '.join(map(ascii, texts))};"
             " name one in data.text"
         )
-    return [FeatureColumn(texts[0], tokenizer=tokenizer, length=length or TOKENS)]
+    return [FeatureColumn(texts[0], tokenizer=tokenizer, length=length or DEFAULT_TOKENS)]
 
 
 def report_texts(described: Sequence[FeatureColumn], where: str) -> None:
     """One line for each text column: what it becomes, and the setting that changes it."""
     for column in described:
         if column.tokenizer:
-            log.info("%s: text column %s becomes %d ids of %s", where, *_name_tokens(column))
+            names = (ascii(column.name), column.length, ascii(column.tokenizer))
+            log.info("%s: text column %s becomes %d ids of %s", where, *names)
         else:
-            log.warning(
-                "%s: column %s is read as text: %d hashed n-grams; data.text names text columns,"
-                " data.buckets sets the number",
-                where,
-                ascii(column.name),
-                column.buckets,
-            )
-
-
-def _name_tokens(column: FeatureColumn) -> tuple[str, int, str]:
-    return ascii(column.name), column.length, ascii(column.tokenizer)
+            text = "%s: column %s is read as text: %d hashed n-grams; data.text names text columns,"
+            text += " data.buckets sets the number"
+            log.warning(text, where, ascii(column.name), column.buckets)
 
 
 def mask_texts(prepared: Preprocessing) -> NDArray[np.bool_]:
@@ -93,7 +86,7 @@ def is_text_array(x: NDArray[Any]) -> bool:
 
 
 def hash_text_array(x: NDArray[Any], where: str) -> tuple[NDArray[np.float32], Preprocessing]:
-    """Texts (N,) that came without a table as features (N, BUCKETS)."""
+    """Texts (N,) that came without a table as features (N, DEFAULT_BUCKETS)."""
     described = describe_texts({TEXT_COLUMN: x}, [TEXT_COLUMN], 0, "", 0)
     report_texts(described, where)
-    return hash_texts(x, BUCKETS), Preprocessing(tuple(described))
+    return hash_texts(x, DEFAULT_BUCKETS), Preprocessing(tuple(described))
