@@ -152,7 +152,7 @@ def test_what_a_client_had_spent_when_it_left(five):
         TraceAvailability(five, repeat=False),
         dict.fromkeys(names, device),
     )
-    assert life.list_reachable_clients(0.0) == ["a", "c"]
+    assert life.find_reachable_clients(0.0)[0] == ["a", "c"]
     assert life.find_time_with_clients(0.0, 3) == 60.0  # b comes at 50, c is away from 20 to 60
     assert life.find_time_with_clients(0.0, 4) == 0.0  # never
     (done, fine), (half, left), (short, gone) = life.simulate_work(
@@ -372,7 +372,7 @@ def test_nobody_works_while_absent_and_the_books_add_up(pace, tmp_path):
     for before, done in pairwise([None, *found]):
         record = done.record
         assert record.began >= (before.record.began + before.record.seconds if before else 0.0)
-        assert set(record.chosen) <= set(life.list_reachable_clients(record.began))
+        assert set(record.chosen) <= set(life.find_reachable_clients(record.began)[0])
         sent |= dict.fromkeys(record.chosen, record.began)
         for line in done.clients:
             some = life.crowd.take_rows(life.get_indices([line.client]))

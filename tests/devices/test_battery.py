@@ -84,8 +84,8 @@ def test_five_batteries_by_hand(plugs):
     # at 5400 s: b -900 J, c -2400 J, d -2700 J (a quarter is left), e +2700 J again
     later = fleet.compute_battery_levels(fleet.initial_state(), rows, np.full(5, 5400.0)).tolist()
     assert later == pytest.approx([1, 0.75, 1200 / 3600, 0.25, 1.0])
-    assert fleet.list_reachable_clients(5399.0, fleet.initial_state()) == list(NAMES)
-    assert fleet.list_reachable_clients(5500.0, fleet.initial_state()) == [
+    assert fleet.find_reachable_clients(5399.0, fleet.initial_state())[0] == list(NAMES)
+    assert fleet.find_reachable_clients(5500.0, fleet.initial_state())[0] == [
         "a",
         "b",
         "c",

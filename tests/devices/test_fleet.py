@@ -17,9 +17,9 @@ from flrce import Experiment
 from flrce.cli import profile
 from flrce.cli.cli import main
 from flrce.cli.profile import SpeedFit, StepTiming, choose_form, fit_timings, leave_networks_out
+from flrce.devices.availability import DailyRoundAvailability, RandomRoundAvailability
 from flrce.devices.costs import assign_devices, load_profile
 from flrce.devices.energy import EnergyMeter, EnergyReading, extract_counters
-from flrce.devices.round_availability import DailyRoundAvailability, RandomRoundAvailability
 from flrce.errors import BadInput
 from flrce.models.flat import pack_model
 from flrce.report.page import render_report

@@ -207,7 +207,7 @@ def test_whatever_the_fleet_its_books_hold(folder, case):
             done_before.record.began + done_before.record.seconds if done_before else 0.0
         )
         # nobody is asked who is away or below its floor, and nobody works after it has left
-        assert set(record.chosen) <= set(life.list_reachable_clients(record.began, charge))
+        assert set(record.chosen) <= set(life.find_reachable_clients(record.began, charge)[0])
         for client in phones & set(record.chosen):
             assert (
                 held(life, [w for w in all_works if w[0] == client], client, record.began)

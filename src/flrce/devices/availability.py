@@ -1,5 +1,4 @@
-"""Which clients can be reached at a second of the run's clock: pure functions of (seed, client,
-time), so that a resumed run meets the same clients.
+"""Which clients can be reached at a second of the run's clock, by (seed, client, time).
 
 A model answers two questions for many clients at once: `is_available`, whether each can be reached,
 and `find_next_change`, up to when that surely holds. A user's model is a class with these two
@@ -14,8 +13,14 @@ import numpy as np
 from annotated_types import Ge, Gt, Le
 from numpy.typing import ArrayLike, NDArray
 
-from flrce.core.bounds import NonNegativeFloat, PositiveFloat, PositiveProportion, Proportion
-from flrce.rng import draw_uniforms, hash_names
+from flrce.core.bounds import (
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    PositiveProportion,
+    Proportion,
+)
+from flrce.rng import draw_uniforms, hash_names, make_stream
 
 HOUR, DAY = 3600.0, 86400.0
 MAX_LOOKAHEAD_SLOTS = 64  # slots looked ahead
@@ -49,9 +54,7 @@ def make_fleet_clients(
 
 
 class AvailabilityModel(ABC):
-    """Whether each client can be reached at second `at` (one for all, or one for each), and until
-    when that holds.
-    """
+    """Whether each client can be reached at second `at` (one, or one each), and until when."""
 
     @property
     def absence(self) -> str:
@@ -96,11 +99,9 @@ class BernoulliAvailability(AvailabilityModel):
 
     def find_next_change(self, seed: int, crowd: FleetClients, at: ArrayLike) -> FloatArray:
         slot = np.floor(_broadcast_times(crowd, at) / self.slot)
-        here, until, same = (
-            self._is_available_in_slot(seed, crowd, slot),
-            slot + 1,
-            np.ones(len(crowd), bool),
-        )
+        here = self._is_available_in_slot(seed, crowd, slot)
+        until = slot + 1
+        same = np.ones(len(crowd), bool)
         for _ in range(MAX_LOOKAHEAD_SLOTS):
             same &= self._is_available_in_slot(seed, crowd, until) == here
             if not same.any():
@@ -114,8 +115,7 @@ class BernoulliAvailability(AvailabilityModel):
 
 @dataclass(frozen=True)
 class DiurnalAvailability(AvailabilityModel):
-    """By local time: a phone that is plugged in at night and on Wi-Fi at home, as production fleets
-    want it.
+    """By local time: a phone that is plugged in at night and on Wi-Fi at home.
 
     Bonawitz et al. 2019 ask for idle, charging, unmetered devices, and saw four times as many by
     night as by day in a fleet of one country. Ferreira et al. 2011 (4,035 phones) is the study of
@@ -140,9 +140,8 @@ class DiurnalAvailability(AvailabilityModel):
 
     @property
     def absence(self) -> str:
-        return {"charging": "not charging", "wifi": "no Wi-Fi"}.get(
-            self.needs, "not charging on Wi-Fi"
-        )
+        reasons = {"charging": "not charging", "wifi": "no Wi-Fi", "both": "not charging on Wi-Fi"}
+        return reasons[self.needs]
 
     def get_charging_model(self) -> "DiurnalAvailability":
         """When clients are plugged in."""
@@ -150,9 +149,8 @@ class DiurnalAvailability(AvailabilityModel):
 
     def is_available(self, seed: int, crowd: FleetClients, at: ArrayLike) -> BoolArray:
         local = self._to_local_time(seed, crowd, _broadcast_times(crowd, at))
-        return self._is_within_windows(
-            local, self._draw_windows(seed, crowd, np.floor(local / DAY))
-        )
+        windows = self._draw_windows(seed, crowd, np.floor(local / DAY))
+        return self._is_within_windows(local, windows)
 
     def find_next_change(self, seed: int, crowd: FleetClients, at: ArrayLike) -> FloatArray:
         at = _broadcast_times(crowd, at)
@@ -161,20 +159,14 @@ class DiurnalAvailability(AvailabilityModel):
         windows = self._draw_windows(seed, crowd, today)
         now = self._is_within_windows(local, windows)
         end = (today + 2) * DAY  # beyond it other windows count
-        edges = np.sort(
-            np.concatenate([part for starts, ends in windows for part in (starts, ends)]), 0
-        )
-        found, open_ = end.copy(), np.ones(len(crowd), bool)
-        for edge in edges:
-            turns = (
-                open_
-                & (edge > local)
-                & (edge < end)
-                & (self._is_within_windows(edge, windows) != now)
-            )
-            found[turns] = edge[turns]
-            open_ &= ~turns
-        return at + (found - local)
+        edges = np.concatenate([part for starts, ends in windows for part in (starts, ends)])
+        until, unchanged = end.copy(), np.ones(len(crowd), bool)
+        for edge in np.sort(edges, 0):
+            changes = self._is_within_windows(edge, windows) != now
+            turns = unchanged & (edge > local) & (edge < end) & changes
+            until[turns] = edge[turns]
+            unchanged &= ~turns
+        return at + (until - local)
 
     def _to_local_time(self, seed: int, crowd: FleetClients, at: FloatArray) -> FloatArray:
         """Seconds of local time, from a midnight on that lies before the run."""
@@ -188,9 +180,7 @@ class DiurnalAvailability(AvailabilityModel):
     def _draw_windows(
         self, seed: int, crowd: FleetClients, today: FloatArray
     ) -> list[tuple[FloatArray, FloatArray]]:
-        """Plugged in by night, by day, and at home on Wi-Fi: (days, clients) starts and ends,
-        around today.
-        """
+        """(days, clients) starts and ends around today: plugged in by night, by day, on Wi-Fi."""
         days = today + np.arange(-2, 3)[:, None]  # (5, M)
         u = lambda what: np.stack([draw_uniforms(seed, what, crowd.ids, d) for d in days])  # noqa: E731
         own = self.spread * _draw_normals(seed, "plugs", crowd)
@@ -208,11 +198,9 @@ class DiurnalAvailability(AvailabilityModel):
         night, day, home = (
             np.any((starts <= at) & (at < ends), axis=0) for starts, ends in windows
         )
-        plugged = np.logical_or(night, day)
-        if self.needs == "both":
-            plugged = plugged & home
-            return np.asarray(plugged)
-        return plugged if self.needs == "charging" else np.asarray(home)
+        plugged = night | day
+        needed = {"both": plugged & home, "charging": plugged, "wifi": home}
+        return np.asarray(needed[self.needs])
 
 
 @dataclass(frozen=True)
@@ -248,13 +236,11 @@ class ChurnAvailability(AvailabilityModel):
             turn += 1
             comes = bool(turn % 2)
             here = np.where(late, comes, here)
-            after = edge + (self.stays if comes else self.away) * _draw_waiting_times(
-                seed, crowd, turn
-            )
+            mean = self.stays if comes else self.away
+            after = edge + mean * _draw_waiting_times(seed, crowd, turn)
             if not comes:  # it has just left
-                after = np.where(
-                    draw_uniforms(seed, "returns", crowd.ids, turn) < self.returns, after, np.inf
-                )
+                back = draw_uniforms(seed, "returns", crowd.ids, turn) < self.returns
+                after = np.where(back, after, np.inf)
             edge = np.where(late, after, edge)
         return here, edge
 
@@ -266,10 +252,10 @@ class JointAvailability(AvailabilityModel):
     models: tuple[AvailabilityModel, ...]
 
     def is_available(self, seed: int, crowd: FleetClients, at: ArrayLike) -> BoolArray:
-        found: BoolArray = np.logical_and.reduce(
+        here: BoolArray = np.logical_and.reduce(
             [model.is_available(seed, crowd, at) for model in self.models]
         )
-        return found
+        return here
 
     def find_next_change(self, seed: int, crowd: FleetClients, at: ArrayLike) -> FloatArray:
         here = np.stack([model.is_available(seed, crowd, at) for model in self.models])
@@ -295,9 +281,7 @@ class GivenAvailability(AvailabilityModel):
 
 @dataclass(frozen=True)
 class RoundAvailability(AvailabilityModel):
-    """A callable of (seed, client, round) that says yes or no. A client that leaves while it works
-    still answers.
-    """
+    """A callable of (seed, client, round). A client that leaves during its work still answers."""
 
     model: Any
 
@@ -312,6 +296,28 @@ class RoundAvailability(AvailabilityModel):
 
     def find_next_change(self, seed: int, crowd: FleetClients, at: ArrayLike) -> FloatArray:
         return np.full(len(crowd), np.inf)
+
+
+@dataclass(frozen=True)
+class RandomRoundAvailability:
+    """Version 0.1: everyone is available in a `share` of the rounds, at random."""
+
+    share: PositiveProportion = 0.5
+
+    def __call__(self, seed: int, client: str, t: int) -> bool:
+        return bool(make_stream(seed, "available", t, client).random() < self.share)
+
+
+@dataclass(frozen=True)
+class DailyRoundAvailability:
+    """Version 0.1: available for the first `awake` of `day` rounds, from an hour of its own."""
+
+    day: PositiveInt = 24
+    awake: PositiveInt = 8
+
+    def __call__(self, seed: int, client: str, t: int) -> bool:
+        rises = int(make_stream(seed, "rises", 0, client).integers(self.day))
+        return (t - 1 - rises) % self.day < self.awake
 
 
 def to_availability_model(piece: Any) -> AvailabilityModel:
@@ -334,14 +340,10 @@ def list_models(model: AvailabilityModel) -> tuple[AvailabilityModel, ...]:
 def find_departure_times(
     model: AvailabilityModel, seed: int, crowd: FleetClients, at: ArrayLike, seconds: ArrayLike
 ) -> FloatArray:
-    """When each client, there at `at`, goes within so many seconds from then on; infinite where it
-    stays.
-    """
+    """When each client, available at `at`, leaves within so many seconds; infinite if it stays."""
     begin = _broadcast_times(crowd, at)
-    end, gone = (
-        begin + _broadcast_times(crowd, seconds),
-        np.where(model.is_available(seed, crowd, begin), np.inf, begin),
-    )
+    end = begin + _broadcast_times(crowd, seconds)
+    gone = np.where(model.is_available(seed, crowd, begin), np.inf, begin)
     rows = np.flatnonzero(np.isinf(gone))
     now = begin[rows]
     while len(rows):
@@ -361,10 +363,9 @@ def _broadcast_times(crowd: FleetClients, at: ArrayLike) -> FloatArray:
 def _draw_normals(seed: int, purpose: str, crowd: FleetClients) -> FloatArray:
     """Box and Muller's normal number of each client, within three deviations."""
     radius = np.sqrt(-2 * np.log1p(-draw_uniforms(seed, purpose, crowd.ids)))
-    found: FloatArray = np.clip(
-        radius * np.cos(2 * np.pi * draw_uniforms(seed, purpose, crowd.ids, 1)), -3, 3
-    )
-    return found
+    angle = 2 * np.pi * draw_uniforms(seed, purpose, crowd.ids, 1)
+    drawn: FloatArray = np.clip(radius * np.cos(angle), -3, 3)
+    return drawn
 
 
 def _draw_waiting_times(seed: int, crowd: FleetClients, turn: int) -> FloatArray:

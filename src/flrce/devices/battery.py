@@ -27,9 +27,7 @@ JOULES_PER_WATT_HOUR = 3600.0  # joules
 
 @dataclass(frozen=True)
 class BatteryState:
-    """What batteries held (0 to 1) at some second: those of clients that never worked as the model
-    has them then.
-    """
+    """What batteries held (0 to 1) at some second; -1 for clients that never worked."""
 
     # (M,) float64; -1: never worked
     level: Tensor = field(metadata={"rows": "trained", "fill": -1.0})
@@ -38,8 +36,7 @@ class BatteryState:
 
 @dataclass(frozen=True)
 class PhoneBattery:
-    """A phone's battery. Capacity, charger and background draw are assumed of a usual phone (4,000
-    mAh at 3.85 V).
+    """A phone's battery; the figures are assumed of a usual phone (4,000 mAh at 3.85 V).
 
     It begins at a level drawn between `least` and `most`; `idle_watts` is all that it does besides
     training; it charges with `charge_watts` while plugged in: as the availability model says, or
@@ -82,7 +79,7 @@ class PhoneBattery:
     ) -> FloatArray:
         """(M,) what each battery holds at second `at`, by client."""
         first = self.least + (self.most - self.least) * draw_uniforms(seed, "battery", crowd.ids)
-        found, now = np.where(level < 0, first, level), since.copy()
+        levels, now = np.where(level < 0, first, level), since.copy()
         rows = np.flatnonzero(now < at)
         while len(rows):
             some = crowd.take_rows(rows)
@@ -91,17 +88,17 @@ class PhoneBattery:
                 np.where(charger.is_available(seed, some, now[rows]), self.charge_watts, 0.0)
                 - self.idle_watts
             )
-            found[rows] = np.clip(found[rows] + watts * (edge - now[rows]) / self.joules, 0.0, 1.0)
+            levels[rows] = np.clip(
+                levels[rows] + watts * (edge - now[rows]) / self.joules, 0.0, 1.0
+            )
             now[rows] = edge
             rows = rows[edge < at[rows]]
-        return found
+        return levels
 
     def seconds_until_empty(
         self, level: FloatArray, joules: FloatArray, seconds: FloatArray, plugged: BoolArray
     ) -> FloatArray:
-        """(M,) after how many seconds of work that draws so many joules each battery is flat;
-        infinite: it is not.
-        """
+        """(M,) after how many seconds of this work each battery is flat; infinite if it is not."""
         with np.errstate(divide="ignore", invalid="ignore"):
             watts = np.where(seconds > 0, joules / seconds, 0.0) - np.where(
                 plugged, self.charge_watts, 0.0

@@ -23,50 +23,21 @@ from flrce.errors import BadInput, format_one_line, suggest_name
 from flrce.formats import npz
 from flrce.rng import make_stream
 
-JOULES_PER_KWH = 3.6e6  # a kWh
-# of one csv file, of a folder; a year of hours has some 600 kB
-MAX_BYTES, MAX_FILES = (64 << 20, 10_000)
+JOULES_PER_KWH = 3.6e6
+MAX_FILE_BYTES, MAX_FILES = 64 << 20, 10_000  # a year of hours has some 600 kB
+MAX_HOURS = 200_000  # more than twenty years
 REMEDY = "give a csv file with a time (UTC) and a carbon intensity, a folder of such, or an .npz"
 #: hours that clocks are ahead of UTC, without summer time, by the beginning of a region's name
-UTC_OFFSET_HOURS = {
-    "AUS_QLD": 10,
-    "AU-QLD": 10,
-    "AU": 10,
-    "BPAT": -8,
-    "CISO": -8,
-    "US-CAL": -8,
-    "US-NW": -8,
-    "DE": 1,
-    "ERCO": -6,
-    "US-TEX": -6,
-    "ES": 1,
-    "FPL": -5,
-    "US-FLA": -5,
-    "ISNE": -5,
-    "US-NE": -5,
-    "NL": 1,
-    "NYISO": -5,
-    "US-NY": -5,
-    "PJM": -5,
-    "US-MIDA": -5,
-    "PL": 1,
-    "SE": 1,
-    "FR": 1,
-    "IT": 1,
-    "DK": 1,
-    "NO": 1,
-    "AT": 1,
-    "BE": 1,
-    "CH": 1,
-    "GB": 0,
-    "PT": 0,
-    "FI": 2,
-    "IN": 5.5,
-    "JP": 9,
-    "KR": 9,
+UTC_OFFSET_HOURS: dict[str, float] = {
+    **dict.fromkeys(("GB", "PT"), 0),
+    **dict.fromkeys(("DE", "ES", "NL", "PL", "SE", "FR", "IT", "DK", "NO", "AT", "BE", "CH"), 1),
+    **{"FI": 2, "ZA": 2, "IN": 5.5, "JP": 9, "KR": 9, "AUS_QLD": 10, "AU-QLD": 10, "AU": 10},
+    **dict.fromkeys(("BPAT", "CISO", "US-CAL", "US-NW"), -8),
+    **dict.fromkeys(("ERCO", "US-TEX"), -6),
+    **dict.fromkeys(("FPL", "US-FLA", "ISNE", "US-NE", "NYISO", "US-NY", "PJM", "US-MIDA"), -5),
     "BR": -3,
-    "ZA": 2,
 }
+ZONE_COLUMNS = ("zone id", "zone", "region")
 TIME_COLUMNS = ("datetime (utc)", "utc time", "datetime", "timestamp", "time")
 
 
@@ -84,9 +55,7 @@ class HourlyIntensity:
 
 @dataclass(frozen=True, eq=False)
 class CarbonGrid:
-    """Where each client's electricity comes from. A run that outlasts the figures meets the first
-    ones again.
-    """
+    """Where each client's electricity comes from. After its last hour the series repeats."""
 
     regions: tuple[str, ...]
     of: NDArray[np.int64]  # (M,) client's row -> region
@@ -97,11 +66,11 @@ class CarbonGrid:
         self, rows: NDArray[np.int64], at: FloatArray, seconds: FloatArray
     ) -> FloatArray:
         """(rows,) mean g/kWh of each client's region over so many seconds from `at` on."""
-        found = np.empty(len(rows))
+        mean = np.empty(len(rows))
         for region, hours in enumerate(self.hours):
             mine = self.of[rows] == region
-            found[mine] = _mean_intensity(hours, self.start + at[mine], seconds[mine])
-        return found
+            mean[mine] = _mean_intensity(hours, self.start + at[mine], seconds[mine])
+        return mean
 
     def compute_emissions(
         self, rows: NDArray[np.int64], at: FloatArray, seconds: FloatArray, joules: FloatArray
@@ -110,13 +79,9 @@ class CarbonGrid:
         return joules / JOULES_PER_KWH * self.mean_intensity(rows, at, seconds)
 
     def forecast_intensity(self, at: float, hours: int) -> FloatArray:
-        """(hours,) mean intensity over all clients, for the hours to come: the figures themselves
-        are the forecast.
-        """
-        rows, when = (
-            np.arange(len(self.of)),
-            [np.full(len(self.of), at + h * HOUR) for h in range(hours)],
-        )
+        """(hours,) mean intensity over all clients in the coming hours, which are known."""
+        rows = np.arange(len(self.of))
+        when = [np.full(len(self.of), at + h * HOUR) for h in range(hours)]
         return np.array(
             [float(self.mean_intensity(rows, each, np.zeros(len(rows))).mean()) for each in when]
         )
@@ -127,9 +92,8 @@ def _mean_intensity(hours: HourlyIntensity, at: FloatArray, seconds: FloatArray)
     total = np.concatenate([[0.0], np.cumsum(hours.values)])
     length = len(hours.values)
 
-    def integrate_up_to(
-        x: FloatArray,
-    ) -> FloatArray:  # integral from the first hour to x hours after it, coming again and again
+    def integrate_up_to(x: FloatArray) -> FloatArray:
+        """The integral from the first hour to x hours after it; the series repeats."""
         laps, rest = np.divmod(x, length)
         whole = np.minimum(rest.astype(np.int64), length - 1)
         return np.asarray(laps * total[-1] + total[whole] + (rest - whole) * hours.values[whole])
@@ -148,9 +112,7 @@ def build_carbon_grid(
     clients: Sequence[str],
     seed: int,
 ) -> CarbonGrid:
-    """A fleet's grid: regions by name, or a mix assigned by a seeded shuffle; without them, all of
-    the file alike.
-    """
+    """A fleet's grid: regions by name, or a seeded mix; default: all regions of the file alike."""
     known = load_intensities(path)
     if isinstance(regions, str):
         regions = {regions: 1.0}
@@ -168,10 +130,8 @@ def build_carbon_grid(
             raise BadInput(
                 f"fleet.start {start!r} is outside the figures of {name}; they go from {span}"
             )
-    of, order = (
-        np.zeros(len(clients), np.int64),
-        make_stream(seed, "regions").permutation(len(clients)),
-    )
+    of = np.zeros(len(clients), np.int64)
+    order = make_stream(seed, "regions").permutation(len(clients))
     edges = np.round(np.cumsum([0.0, *mix.values()]) / sum(mix.values()) * len(clients)).astype(int)
     for region in range(len(mix)):
         of[order[edges[region] : edges[region + 1]]] = region
@@ -205,27 +165,27 @@ def load_intensities(path: str) -> dict[str, HourlyIntensity]:
         files = sorted(where.glob("*.csv")) if where.is_dir() else [where]
         if len(files) > MAX_FILES:
             raise ValueError(f"{len(files)} files, more than {MAX_FILES}")
-        told: dict[str, dict[int, list[float]]] = {}
+        intensities: dict[str, dict[int, list[float]]] = {}
         if where.suffix == ".npz":
             return _load_npz_intensities(where)
         for file in files:
             for region, hour, value in _read_csv_rows(file):
-                told.setdefault(region, {}).setdefault(hour, []).append(value)
+                intensities.setdefault(region, {}).setdefault(hour, []).append(value)
     except BadInput:
         raise
     except (OSError, ValueError, LookupError, TypeError, OverflowError, csv.Error) as why:
         raise BadInput(
             f"fleet.carbon {path!r} cannot be read: {format_one_line(why, 120)}; {REMEDY}"
         ) from why
-    if not told:
+    if not intensities:
         raise BadInput(f"fleet.carbon {path!r} holds no figures; {REMEDY}")
-    return {region: _fill_missing_hours(hours) for region, hours in told.items()}
+    return {region: _fill_missing_hours(hours) for region, hours in intensities.items()}
 
 
 def _fill_missing_hours(hours: Mapping[int, Sequence[float]]) -> HourlyIntensity:
     """Means by the hour; an hour without a figure has the one before it."""
     first, last = min(hours), max(hours)
-    if last - first > 200_000:
+    if last - first > MAX_HOURS:
         raise BadInput(
             f"fleet.carbon spans {last - first} hours, more than twenty years; is its time column a"
             " time?"
@@ -237,25 +197,20 @@ def _fill_missing_hours(hours: Mapping[int, Sequence[float]]) -> HourlyIntensity
 
 
 def _read_csv_rows(file: Path) -> Iterator[tuple[str, int, float]]:
-    lines = parse_csv(
-        read_text_limited(file, MAX_BYTES, REMEDY, where=f"fleet.carbon {str(file)!r}")
-    )
+    where = f"fleet.carbon {str(file)!r}"
+    lines = parse_csv(read_text_limited(file, MAX_FILE_BYTES, REMEDY, where=where))
     header = [cell.strip().lower() for cell in next(lines, (1, []))[1]]
     time = next((header.index(name) for name in TIME_COLUMNS if name in header), None)
+    zone = next((header.index(name) for name in ZONE_COLUMNS if name in header), None)
     value = _find_intensity_column(header)
-    zone = next(
-        (header.index(name) for name in ("zone id", "zone", "region") if name in header), None
-    )
     if time is None or value is None:
         raise ValueError(f"{file.name} has no time or no carbon intensity among its columns")
     for number, row in lines:
         if len(row) > value and not row[value].strip():
             continue
         try:
-            hour, grams = (
-                math.floor(parse_time(row[time].strip().replace("Z", "+00:00")) / HOUR),
-                float(row[value]),
-            )
+            hour = math.floor(parse_time(row[time].strip().replace("Z", "+00:00")) / HOUR)
+            grams = float(row[value])
         except (BadInput, ValueError, IndexError):
             raise ValueError(f"{file.name} line {number} has no time and number") from None
         if not 0 <= grams < 1e5:
@@ -274,28 +229,21 @@ def _find_intensity_column(header: Sequence[str]) -> int | None:
 
 
 def _load_npz_intensities(path: Path) -> dict[str, HourlyIntensity]:
-    found: dict[str, HourlyIntensity] = {}
+    regions: dict[str, HourlyIntensity] = {}
     arrays = npz.load_npz(path, None, f"fleet.carbon {str(path)!r}")
     for name, column in arrays.items():
         if f"{name}_start" in arrays:
             values: Any = np.asarray(column, np.float64)
-            if (
-                values.ndim != 1
-                or not len(values)
-                or not np.isfinite(values).all()
-                or (values < 0).any()
-            ):
+            plausible = values.ndim == 1 and np.isfinite(values).all() and (values >= 0).all()
+            if not plausible or not len(values):
                 raise ValueError(f"{name} is no row of intensities")
-            found[name] = HourlyIntensity(parse_time(str(arrays[f"{name}_start"])), values)
-    if not found:
+            regions[name] = HourlyIntensity(parse_time(str(arrays[f"{name}_start"])), values)
+    if not regions:
         raise ValueError("it has no REGION and REGION_start")
-    return found
+    return regions
 
 
 def format_date_range(first: float, end: float) -> str:
-    """A span of time in words."""
-    return f"{_format_date(first)} to {_format_date(end)}"
-
-
-def _format_date(second: float) -> str:
-    return datetime.fromtimestamp(second, UTC).date().isoformat()
+    """The dates of two times in seconds since 1970."""
+    days = [datetime.fromtimestamp(second, UTC).date().isoformat() for second in (first, end)]
+    return " to ".join(days)

@@ -1,6 +1,4 @@
-"""What clients' work costs where one profile for each device is not enough: bandwidth and power by
-hour, cells that clients share, the energy of the network.
-"""
+"""Costs beyond one profile per device: by hour, shared cells, energy of the network."""
 
 import csv
 import fnmatch
@@ -19,7 +17,6 @@ from flrce.errors import BadInput, format_one_line
 
 SECONDS_PER_HOUR = 3600
 HOURS_PER_DAY = 24
-PROFILE_COLUMNS = FIGURES
 
 
 @dataclass(frozen=True)
@@ -90,8 +87,7 @@ class TableRow:
 
 @dataclass(frozen=True)
 class CostTable(CostModel):
-    """Costs from a csv file with the columns client and hour, and figures that replace those of the
-    devices' profiles.
+    """Costs from a csv file: client, hour, and figures in place of those of the profiles.
 
     `client` is a name or a pattern, `hour` is empty (always), one hour of the day or a range such
     as 22-5. Of the lines that fit, later ones win figure by figure; an empty cell changes nothing.
@@ -136,7 +132,7 @@ def read_cost_table(path: str) -> tuple[TableRow, ...]:
     except csv.Error as why:
         raise BadInput(f"{where} cannot be read: {format_one_line(why, 120)}; {remedy}") from why
     head = [cell.strip() for cell in lines[0][1]] if lines else []
-    known = ("client", "hour", *PROFILE_COLUMNS, NETWORK_FIELD)
+    known = ("client", "hour", *FIGURES, NETWORK_FIELD)
     unknown = [name for name in head if name not in known]
     if "client" not in head or unknown or len(set(head)) < len(head):
         named = f"column {unknown[0]!r:.40} is unknown" if unknown else "the columns are wrong"
@@ -148,13 +144,9 @@ def read_cost_table(path: str) -> tuple[TableRow, ...]:
 
 
 def _parse_table_row(cells: Mapping[str, str], where: str) -> TableRow:
-    values = {
-        name: cell.strip()
-        for name, cell in cells.items()
-        if name not in ("client", "hour") and cell.strip()
-    }
+    texts = {name: cell.strip() for name, cell in cells.items() if name not in ("client", "hour")}
     try:
-        numbers = {name: float(text) for name, text in values.items()}
+        numbers = {name: float(text) for name, text in texts.items() if text}
         hours = _parse_hours(cells.get("hour", "").strip())
     except ValueError as why:
         raise BadInput(f"{where}: {why}; hours are 0 to 23, figures numbers") from why

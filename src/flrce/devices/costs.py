@@ -1,5 +1,4 @@
-"""From work and payloads to seconds and joules: device profiles, fleets, and the FLOPs a network
-really needs.
+"""From work and payloads to seconds and joules: device profiles, fleets, FLOPs of a network.
 
 E = P_over T_over + P_act T_work + e_up B_up + e_down B_down + e_tail transfers, and P_idle while
 waiting for the round's end, with T_over = a batches + o operations, T_work = FLOPs / R + moved / M.
@@ -148,9 +147,7 @@ class DeviceProfile:
         return basis
 
     def truncate_cost(self, spent: ClientCost, seconds: float) -> ClientCost:
-        """What of this cost is spent by a client that stops after so many seconds: download,
-        training, upload.
-        """
+        """The part of a cost that a client has spent if it stops after so many seconds."""
         left = max(seconds, 0.0)
         slower = self._compare_transfer_time(spent)
         down_bits, up_bits = self.down_bits / slower, self.up_bits / slower
@@ -203,9 +200,7 @@ def list_profile_names() -> tuple[str, ...]:
 
 
 def load_profile(name: str, where: str = "fleet.profile") -> DeviceProfile:
-    """A shipped profile by name, or a TOML file of one's own by path; `where` it is named, for
-    complaints.
-    """
+    """A shipped profile by name, or a user's TOML file by path. `where`: the setting's name."""
     if name.endswith(".toml"):
         remedy = "give a shipped name or a TOML file"
         text = read_text_limited(name, MAX_PROFILE_BYTES, remedy, where=f"{where} {name!r}")
@@ -267,8 +262,7 @@ def assign_devices(
     seed: int,
     by_client: str | Mapping[str, str] | None = None,
 ) -> dict[str, DeviceProfile]:
-    """Each client's device: all alike, or a mix assigned by a seeded shuffle, but for those named
-    in `by_client`.
+    """Each client's device: all alike or a seeded mix, except those named in `by_client`.
 
     `by_client` maps names or patterns ("phone-*", the last that fits counts) to profiles, or is a
     csv file of them.
@@ -279,49 +273,37 @@ def assign_devices(
     named = read_device_assignments(by_client)
     known = {name: load_profile(name) for name in set(named.values())}
     exact = {client: known[named[client]] for client in clients if client in named}
-    patterns = {
-        pattern: kind for pattern, kind in named.items() if any(sign in pattern for sign in "*?[")
-    }
-    for pattern, kind in patterns.items():
+    patterns = [name for name in named if any(sign in name for sign in "*?[")]
+    first = ", ".join(clients[:3])
+    for pattern in patterns:
         fits = fnmatch.filter(clients, pattern)
         if not fits:
-            log.warning(
-                "fleet.clients: %s fits no client; the first are %s",
-                ascii(pattern),
-                ", ".join(clients[:3]),
-            )
-        devices |= dict.fromkeys(fits, known[kind])
+            log.warning("fleet.clients: %s fits no client; the first are %s", ascii(pattern), first)
+        devices |= dict.fromkeys(fits, known[named[pattern]])
     if not exact and not patterns:
-        log.warning(
-            "fleet.clients names none of the clients; the first are %s", ", ".join(clients[:3])
-        )
+        log.warning("fleet.clients names none of the clients; the first are %s", first)
     return devices | exact
 
 
 def read_device_assignments(by_client: str | Mapping[str, str]) -> dict[str, str]:
-    """Client or pattern -> profile, from a table or from a csv file with the columns client and
-    profile.
-    """
+    """Client or pattern -> profile, from a table or a csv file with columns client and profile."""
     if not isinstance(by_client, str):
         return dict(by_client)
     remedy = "give a csv file with a header line client,profile"
     where = f"fleet.clients {by_client!r}"
+    text = read_text_limited(by_client, MAX_CLIENTS_BYTES, remedy, expansion=8, where=where)
     try:
-        rows = list(
-            parse_csv(
-                read_text_limited(by_client, MAX_CLIENTS_BYTES, remedy, expansion=8, where=where)
-            )
-        )
+        rows = list(parse_csv(text))
     except csv.Error as why:
         raise BadInput(f"{where} cannot be read: {format_one_line(why, 120)}; {remedy}") from why
     if not rows or [cell.strip().lower() for cell in rows[0][1]] != ["client", "profile"]:
         raise BadInput(f"{where} has no columns client and profile; {remedy}")
-    found: dict[str, str] = {}
+    profiles: dict[str, str] = {}
     for number, row in rows[1:]:
-        if len(row) != 2 or row[0].strip() in found:
+        if len(row) != 2 or row[0].strip() in profiles:
             raise BadInput(f"{where} line {number} is no pair, or names a client twice; {remedy}")
-        found[row[0].strip()] = row[1].strip()
-    return found
+        profiles[row[0].strip()] = row[1].strip()
+    return profiles
 
 
 def _assign_device_mix(
@@ -344,8 +326,7 @@ def _assign_device_mix(
 def training_flops(
     net: nn.Module, shape: tuple[int, ...], samples: int = 2, tokens: bool = False
 ) -> float:
-    """FLOPs to train on one sample, forward and backward, of the layers that ask for gradients;
-    torch counts them.
+    """FLOPs to train on one sample, forward and backward, of the layers with gradients.
 
     The objective's own are left out: they are few, and torch counts none of them.
     """
@@ -357,21 +338,21 @@ def training_flops(
         return float(counter.get_total_flops())
 
     # beside a GPU a backward pass begins threads, after which no worker can be forked any more
-    return (
-        _warn_if_no_flops(
-            run_in_child(count_flops) if torch.cuda.is_available() else count_flops(), net
+    total = run_in_child(count_flops) if torch.cuda.is_available() else count_flops()
+    if not total:
+        log.warning(
+            "the FLOPs of %s are unknown: torch counts none of its operations, so that its joules"
+            " and seconds hold only the fixed cost of a batch",
+            type(net).__name__,
         )
-        / samples
-    )
+    return total / samples
 
 
 def inference_flops(
     net: nn.Module, shape: tuple[int, ...], samples: int = 2, tokens: bool = False
 ) -> float:
-    """FLOPs to judge one sample."""
-    with open_flop_counter(
-        EXTRA_FLOP_FORMULAS
-    ) as counter:  # with gradients: no fused encoder layers
+    """FLOPs to evaluate one sample."""
+    with open_flop_counter(EXTRA_FLOP_FORMULAS) as counter:  # with gradients: no fused layers
         unroll_lstms(net).eval()(_make_blank_samples(shape, tokens, samples))
     return float(counter.get_total_flops()) / samples
 
@@ -379,9 +360,7 @@ def inference_flops(
 def count_step_traffic(
     net: nn.Module, shape: tuple[int, ...], tokens: bool = False, train: bool = True
 ) -> tuple[float, float, float]:
-    """(operations of a batch, bytes that they move whatever its size, bytes of each sample): of 2
-    and of 4 samples; of training, or of judging them.
-    """
+    """(operations of a batch, bytes moved per batch, bytes per sample), training or evaluating."""
     net, counts = copy.deepcopy(net), []
     for samples in (2, 4):
         x = _make_blank_samples(shape, tokens, samples)
@@ -395,21 +374,8 @@ def count_step_traffic(
     return many.operations, max(few.moved_bytes - 2 * each, 0.0), each
 
 
-def _warn_if_no_flops(total: float, net: nn.Module) -> float:
-    """What was counted; a network that seems to train for nothing is told of."""
-    if not total:
-        log.warning(
-            "the FLOPs of %s are unknown: torch counts none of its operations, so that its joules"
-            " and seconds hold only the fixed cost of a batch",
-            type(net).__name__,
-        )
-    return total
-
-
 def _sum_outputs(out: Any) -> Tensor:
-    """The sum of all that a network gave: a tensor, or tuples, lists and dicts of them that its
-    objective takes.
-    """
+    """The sum of all outputs of a network: a tensor, or tuples, lists and dicts of tensors."""
     if isinstance(out, Tensor):
         return out.sum()
     if isinstance(out, Mapping):

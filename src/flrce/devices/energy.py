@@ -1,5 +1,4 @@
-"""Energy as the hardware counts it, through zeus: NVML (NVIDIA), AMD SMI, RAPL (Intel, AMD), Jetson
-and Apple sensors.
+"""Measured energy through zeus: NVML (NVIDIA), AMD SMI, RAPL (Intel, AMD), Jetson and Apple.
 
 zeus (extra `energy`) knows each counter's quirks: RAPL registers that wrap, GPUs without an energy
 counter, Jetson rails of which only the total may be used. A meter of the user's own goes before it;
@@ -44,9 +43,7 @@ class EnergyReading:
 
 
 class EnergyMeter:
-    """The machine's energy counters, or a meter that returns the joules so far; `why` says what is
-    missing, "" if nothing is.
-    """
+    """The machine's energy counters, or a meter that returns joules; `why`: what is missing."""
 
     def __init__(self, read_joules: JoulesReader | None = None) -> None:
         self.own = read_joules or get_own_meter()
@@ -73,9 +70,7 @@ class EnergyMeter:
             self.monitor, self.why = None, ""
 
     def measure(self, work: Callable[[], T]) -> tuple[T, EnergyReading]:
-        """Do the work; its result, and what it took. Counters count the whole machine, so let
-        nothing else run.
-        """
+        """Do the work; its result and what it took. Counters count the whole machine."""
         torch = sys.modules.get("torch")
         wait = torch is not None and torch.cuda.is_available()  # for kernels under way
         if self.monitor:
@@ -93,9 +88,8 @@ class EnergyMeter:
             return result, EnergyReading(perf_counter() - began, ((self.seen[0], joules),))
         if self.monitor:
             window = self.monitor.end_window("work", sync_execution=wait)
-        return result, EnergyReading(
-            perf_counter() - began, extract_counters(window) if window else ()
-        )
+        counters = extract_counters(window) if window else ()
+        return result, EnergyReading(perf_counter() - began, counters)
 
 
 def make_counter_reader() -> JoulesReader:
@@ -113,19 +107,17 @@ def make_counter_reader() -> JoulesReader:
 
 
 def extract_counters(window: Any) -> tuple[tuple[str, float], ...]:
-    """A zeus measurement as (counter, joules). A Jetson's total holds its rails, so those are never
-    added to it.
-    """
-    found = [(f"gpu {i}", float(joules)) for i, joules in (window.gpu_energy or {}).items()]
-    found += [(f"cpu {i}", float(joules)) for i, joules in (window.cpu_energy or {}).items()]
-    found += [(f"dram {i}", float(joules)) for i, joules in (window.dram_energy or {}).items()]
+    """A zeus measurement as (counter, joules). A Jetson's total includes its rails."""
+    counters = [(f"gpu {i}", float(joules)) for i, joules in (window.gpu_energy or {}).items()]
+    counters += [(f"cpu {i}", float(joules)) for i, joules in (window.cpu_energy or {}).items()]
+    counters += [(f"dram {i}", float(joules)) for i, joules in (window.dram_energy or {}).items()]
     soc = window.soc_energy
     total = getattr(soc, "total_energy_mj", None)
     if total is not None:
         return (("board", total / 1e3),)
     parts = ("cpu_total_mj", "gpu_mj", "gpu_sram_mj", "dram_mj", "ane_mj")
     values = [(name.removesuffix("_mj"), getattr(soc, name, None)) for name in parts]
-    return (*found, *((name, value / 1e3) for name, value in values if value is not None))
+    return (*counters, *((name, value / 1e3) for name, value in values if value is not None))
 
 
 def _open_zeus_monitor() -> tuple[Any, str]:
@@ -133,10 +125,8 @@ def _open_zeus_monitor() -> tuple[Any, str]:
     try:
         from zeus.monitor import ZeusMonitor
     except ImportError:
-        return (
-            None,
-            f"energy is not measured: zeus is not installed; {format_install_command('energy')}",
-        )
+        remedy = format_install_command("energy")
+        return None, f"energy is not measured: zeus is not installed; {remedy}"
     try:
         return ZeusMonitor(), ""
     except Exception as why:  # zeus raises a kind for each driver

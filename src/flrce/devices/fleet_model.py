@@ -1,6 +1,4 @@
-"""A fleet by the run's clock: who can be reached, who leaves while it works, what it spends and
-emits.
-"""
+"""A fleet by the run's clock: who can be reached, who leaves, costs and emissions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -39,9 +37,7 @@ ClientWork = tuple[str, float, ClientCost]  # a client, when it began, what it s
 
 @dataclass(frozen=True, eq=False)
 class FleetDynamics:
-    """The clients of a run, by the second. Nothing here changes: what does, the batteries, is in
-    `BatteryState`.
-    """
+    """The clients of a run, by the second. It is constant; batteries are in `BatteryState`."""
 
     seed: int
     crowd: FleetClients
@@ -58,27 +54,17 @@ class FleetDynamics:
         """What the batteries remember before the first round."""
         return None if self.battery is None else self.battery.initial_state(len(self.crowd))
 
-    def list_reachable_clients(
-        self, now: float, charge: BatteryState | None = None, t: int = 0
-    ) -> list[str]:
-        """Who can be reached as round t is planned, and does not refuse."""
-        return self.find_reachable_clients(now, charge, t)[0]
-
     def find_reachable_clients(
         self, now: float, charge: BatteryState | None = None, t: int = 0
     ) -> tuple[list[str], dict[str, int]]:
-        """The clients that can be reached as round t is planned, and how many cannot be for which
-        reason: the first that holds.
-        """
+        """Clients that can be reached in round t, and counts of the others by first reason."""
         reachable, counts = self._check_reachable(now, charge, t)
         return [self.crowd.names[row] for row in np.flatnonzero(reachable).tolist()], counts
 
     def find_time_with_clients(
         self, now: float, need: int, charge: BatteryState | None = None, t: int = 0
     ) -> float:
-        """When at least `need` can be reached, from now on; now, where that takes longer than a
-        server waits.
-        """
+        """When at least `need` can be reached; `now` if that takes longer than a server waits."""
         at = now
         while at <= now + MAX_WAIT_SECONDS:
             if int(self._check_reachable(at, charge, t)[0].sum()) >= need:
@@ -89,9 +75,7 @@ class FleetDynamics:
         return now
 
     def describe_short_clock(self, seconds: float, need: int) -> str:
-        """Whether nearly nobody comes or goes in a run of so many seconds; "" where enough do, or
-        where a round would wait.
-        """
+        """Says so if nearly nobody comes or goes in a run of so many seconds; else ""."""
         changes = self.availability.find_next_change(self.seed, self.crowd, 0.0)
         here = self.availability.is_available(self.seed, self.crowd, 0.0)
         changing = int((changes < seconds).sum())
@@ -110,25 +94,23 @@ class FleetDynamics:
         self, charge: BatteryState | None, rows: NDArray[np.int64], at: FloatArray
     ) -> FloatArray:
         """(rows,) what batteries hold at `at`; 1 for clients on mains."""
-        found = np.ones(len(rows))
+        levels = np.ones(len(rows))
         if charge is None or self.battery is None or self.charger is None:
-            return found
+            return levels
         mine = np.arange(len(rows)) if self.has is None else np.flatnonzero(self.has[rows])
         some, level, since = rows[mine], charge.level.numpy(), charge.since.numpy()
         crowd = self.crowd.take_rows(some)
-        found[mine] = self.battery.compute_levels(
+        levels[mine] = self.battery.compute_levels(
             self.seed, crowd, level[some], since[some], at[mine], self.charger
         )
-        return found
+        return levels
 
     def simulate_work(
         self, works: Sequence[ClientWork], charge: BatteryState | None = None
     ) -> list[tuple[ClientCost, str]]:
         """What each client really spends on its work, and why it does not finish; "" if it does."""
-        rows, at = (
-            self.get_indices([client for client, _, _ in works]),
-            np.array([began for _, began, _ in works]),
-        )
+        rows = self.get_indices([client for client, _, _ in works])
+        at = np.array([began for _, began, _ in works])
         lasts = np.array([spent.seconds for _, _, spent in works])
         some = self.crowd.take_rows(rows)
         gone = find_departure_times(self.availability, self.seed, some, at, lasts) - at
@@ -141,15 +123,15 @@ class FleetDynamics:
             flat = np.where(
                 mains, np.inf, self.battery.seconds_until_empty(level, joules, lasts, plugged)
             )
-        found: list[tuple[ClientCost, str]] = []
+        outcomes: list[tuple[ClientCost, str]] = []
         for (client, _, cost), left, empty in zip(works, gone.tolist(), flat.tolist(), strict=True):
             if min(left, empty) >= cost.seconds:
-                found.append((cost, ""))
+                outcomes.append((cost, ""))
                 continue
             why = "left" if left <= empty else "left with a flat battery"
             part = self.devices[client].truncate_cost(cost, min(left, empty))
-            found.append((part, f"{why} after {min(left, empty):.3g} s of {cost.seconds:.3g}"))
-        return found
+            outcomes.append((part, f"{why} after {min(left, empty):.3g} s of {cost.seconds:.3g}"))
+        return outcomes
 
     def drain_batteries(self, works: Sequence[ClientWork], charge: BatteryState) -> BatteryState:
         """The batteries after this work."""
@@ -166,10 +148,8 @@ class FleetDynamics:
         """What each client's work emits; 0 where no carbon intensity is known."""
         if self.grid is None or not works:
             return [0.0] * len(works)
-        rows, at = (
-            self.get_indices([client for client, _, _ in works]),
-            np.array([began for _, began, _ in works]),
-        )
+        rows = self.get_indices([client for client, _, _ in works])
+        at = np.array([began for _, began, _ in works])
         seconds = np.array([spent.seconds for _, _, spent in works])
         joules = np.array([spent.joules for _, _, spent in works])
         return [float(value) for value in self.grid.compute_emissions(rows, at, seconds, joules)]
@@ -234,18 +214,9 @@ def build_fleet_dynamics(
         has = np.array([devices[client].name in battery.on for client in clients], bool)
     start = 0.0 if grid is None else grid.start % DAY
     row = {client: k for k, client in enumerate(clients)}
-    return FleetDynamics(
-        seed,
-        make_fleet_clients(clients, ahead, start),
-        row,
-        everyone,
-        devices,
-        battery,
-        charger,
-        has,
-        grid,
-        interval,
-    )
+    crowd = make_fleet_clients(clients, ahead, start)
+    parts = (battery, charger, has, grid, interval)
+    return FleetDynamics(seed, crowd, row, everyone, devices, *parts)
 
 
 def choose_charging_model(

@@ -1,6 +1,4 @@
-"""What torch's FLOP counter does not see: LSTMs (one fused call on a CPU), attention fused for a
-CPU, embeddings; and the operations of a step and the bytes that they move.
-"""
+"""What torch's FLOP counter misses (LSTMs, fused attention), and the traffic of a step."""
 
 import copy
 import sys
@@ -82,18 +80,14 @@ def unroll_lstms(net: nn.Module) -> nn.Module:
 
 
 class _UnrolledLSTM:
-    """An LSTM's forward pass in plain products: 2 (inputs + width) 4 width FLOPs a step and
-    layer.
-    """
+    """An LSTM's forward pass in plain products, 8 (inputs + width) width FLOPs a step and layer."""
 
     def __init__(self, module: nn.LSTM) -> None:
         self.module = module
 
     def __call__(self, x: Any, hx: Any = None) -> Any:
         lstm = self.module
-        if isinstance(
-            x, PackedSequence
-        ):  # of several lengths: counted as if all were as long as the longest
+        if isinstance(x, PackedSequence):  # counted as if all were as long as the longest
             padded, lengths = pad_packed_sequence(x, batch_first=lstm.batch_first)
             out, last = self(padded)
             return pack_padded_sequence(
@@ -120,23 +114,22 @@ class _UnrolledLSTM:
     def _run_direction(self, steps: Tensor, suffix: str) -> tuple[Tensor, Tensor, Tensor]:
         lstm = self.module
 
-        def get_weight(name: str) -> Any:
-            return getattr(lstm, name + suffix, None)  # there may be no bias
+        def get_weight(name: str) -> Any:  # None: there may be no bias
+            return getattr(lstm, name + suffix, None)
 
         c = steps.new_zeros(steps.shape[1], lstm.hidden_size)
         h = steps.new_zeros(steps.shape[1], lstm.proj_size or lstm.hidden_size)
         fed = F.linear(steps, get_weight("weight_ih"), get_weight("bias_ih"))  # (L, N, 4 width)
-        found = []
+        states = []
         for one in fed:
-            i, f, g, o = (one + F.linear(h, get_weight("weight_hh"), get_weight("bias_hh"))).chunk(
-                4, 1
-            )
+            gates = one + F.linear(h, get_weight("weight_hh"), get_weight("bias_hh"))
+            i, f, g, o = gates.chunk(4, 1)
             c = f.sigmoid() * c + i.sigmoid() * g.tanh()
             h = o.sigmoid() * c.tanh()
             if lstm.proj_size:
                 h = F.linear(h, get_weight("weight_hr"))
-            found.append(h)
-        return torch.stack(found), h, c
+            states.append(h)
+        return torch.stack(states), h, c
 
 
 def _attention_flops(q: Any, k: Any, v: Any, *rest: Any, **more: Any) -> int:

@@ -1,5 +1,4 @@
-"""Sessions from a file: who was there from when to when, in a plain csv and in the forms of two
-public traces.
+"""Sessions from a file: plain csv, or the forms of two public traces.
 
 - csv with the columns client, from, to (seconds);
 - FedScale's `client_behave_trace`, a pickle of {client: {"active": [...], "inactive": [...],
@@ -41,28 +40,15 @@ MAX_TRACE_BYTES = 2**30  # bytes of a trace file
 SESSION_BYTES = 128  # of memory that a session takes
 REMEDY = "give a csv file with the columns client,from,to, FedScale's pickle or FLASH's json"
 READ_ERRORS = (
-    OSError,
-    ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    EOFError,
-    RecursionError,
-    OverflowError,
-    MemoryError,
-    csv.Error,
-    pickle.PickleError,
+    *(OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, RecursionError),
+    *(OverflowError, MemoryError, csv.Error, pickle.PickleError),
 )
 IntervalList = list[tuple[float, float]]
 FLASH_EVENTS = {
     "battery_charged_on": ("charging", True),
     "battery_charged_off": ("charging", False),
     "wifi": ("wifi", True),
-    "2g": ("wifi", False),
-    "3g": ("wifi", False),
-    "4g": ("wifi", False),
-    "5g": ("wifi", False),
-    "unknown": ("wifi", False),
+    **dict.fromkeys(("2g", "3g", "4g", "5g", "unknown"), ("wifi", False)),
     "screen_off": ("dark", True),
     "screen_on": ("dark", False),
     "screen_lock": ("locked", True),
@@ -106,69 +92,53 @@ class TraceAvailability(AvailabilityModel):
         return replace(self, needs="charging") if _detect_format(self.path) == "flash" else None
 
     def is_available(self, seed: int, crowd: FleetClients, at: ArrayLike) -> BoolArray:
-        found, now, at_hand = self._locate_sessions(seed, crowd, at)
-        inside = at_hand >= found.first[self._match_session_rows(seed, crowd, found)]
-        return inside & (now < found.ends[np.maximum(at_hand, 0)]) & (len(found.ends) > 0)
+        table, now, at_hand = self._locate_sessions(seed, crowd, at)
+        inside = at_hand >= table.first[self._match_session_rows(seed, crowd, table)]
+        return inside & (now < table.ends[np.maximum(at_hand, 0)]) & (len(table.ends) > 0)
 
     def find_next_change(self, seed: int, crowd: FleetClients, at: ArrayLike) -> FloatArray:
-        found, now, at_hand = self._locate_sessions(seed, crowd, at)
-        rows, here = (
-            self._match_session_rows(seed, crowd, found),
-            self.is_available(seed, crowd, at),
-        )
+        table, now, at_hand = self._locate_sessions(seed, crowd, at)
+        rows = self._match_session_rows(seed, crowd, table)
+        here = self.is_available(seed, crowd, at)
         base = np.broadcast_to(np.asarray(at, np.float64), len(crowd)) - now
         following = at_hand + 1
-        again = found.period[rows] if self.repeat else np.full(len(crowd), math.inf)
-        later = np.append(found.starts, math.inf)
+        again = table.period[rows] if self.repeat else np.full(len(crowd), math.inf)
+        later = np.append(table.starts, math.inf)
         coming = np.where(
-            following < found.first[rows + 1],
-            later[np.minimum(following, len(found.starts))],
+            following < table.first[rows + 1],
+            later[np.minimum(following, len(table.starts))],
             again,
         )
-        return base + np.where(here, np.append(found.ends, 0.0)[at_hand], coming)
+        return base + np.where(here, np.append(table.ends, 0.0)[at_hand], coming)
 
     def _match_session_rows(
         self, seed: int, crowd: FleetClients, found: SessionTable
     ) -> NDArray[np.int64]:
         """Whose sessions each client takes."""
         drawn = (draw_uniforms(seed, "trace", crowd.ids) * len(found.period)).astype(np.int64)
-        return np.array(
-            [
-                found.row.get(name, row)
-                for name, row in zip(crowd.names, drawn.tolist(), strict=True)
-            ],
-            int,
-        )
+        pairs = zip(crowd.names, drawn.tolist(), strict=True)
+        return np.array([found.row.get(name, row) for name, row in pairs], int)
 
     def _locate_sessions(
         self, seed: int, crowd: FleetClients, at: ArrayLike
     ) -> tuple[SessionTable, FloatArray, NDArray[np.int64]]:
-        """Sessions, each client's second within its trace, and its last session that has begun by
-        then.
-        """
-        found = load_sessions(self.path, self.needs)
-        rows, now = (
-            self._match_session_rows(seed, crowd, found),
-            np.broadcast_to(np.asarray(at, np.float64), len(crowd)),
-        )
-        now = np.mod(now, found.period[rows]) if self.repeat else now
-        step = float(found.period.max(initial=0.0)) * 2 + 1
-        flat = found.starts + step * np.repeat(np.arange(len(found.period)), np.diff(found.first))
-        return (
-            found,
-            now,
-            np.searchsorted(flat, np.minimum(now, step - 1) + step * rows, side="right") - 1,
-        )
+        """Sessions, each client's second within its trace, and its last session begun by then."""
+        table = load_sessions(self.path, self.needs)
+        rows = self._match_session_rows(seed, crowd, table)
+        now = np.broadcast_to(np.asarray(at, np.float64), len(crowd))
+        now = np.mod(now, table.period[rows]) if self.repeat else now
+        step = float(table.period.max(initial=0.0)) * 2 + 1
+        flat = table.starts + step * np.repeat(np.arange(len(table.period)), np.diff(table.first))
+        last = np.searchsorted(flat, np.minimum(now, step - 1) + step * rows, side="right") - 1
+        return table, now, last
 
 
 @lru_cache(maxsize=16)
 def load_sessions(path: str, needs: str = "both") -> SessionTable:
     """The sessions in a file."""
     try:
-        form = _detect_format(path)
-        raw, lasts = {"csv": _read_csv, "fedscale": _read_fedscale, "flash": _read_flash}[form](
-            Path(path), needs
-        )
+        readers = {"csv": _read_csv, "fedscale": _read_fedscale, "flash": _read_flash}
+        raw, lasts = readers[_detect_format(path)](Path(path), needs)
     except BadInput:
         raise
     except READ_ERRORS as why:
@@ -182,20 +152,19 @@ def load_sessions(path: str, needs: str = "both") -> SessionTable:
     first = np.cumsum([0, *(len(parts) for parts in merged.values())])
     table = np.array(flat, np.float64).reshape(-1, 2)
     period = np.array([lasts[name] for name in merged], np.float64)
-    return SessionTable(
-        {name: i for i, name in enumerate(merged)}, period, first, table[:, 0], table[:, 1]
-    )
+    rows = {name: i for i, name in enumerate(merged)}
+    return SessionTable(rows, period, first, table[:, 0], table[:, 1])
 
 
 def _merge_intervals(parts: IntervalList) -> IntervalList:
     """Sorted, with what overlaps or touches as one."""
-    found: IntervalList = []
+    merged: IntervalList = []
     for start, end in sorted(parts):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], end))
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
         elif end > start:
-            found.append((start, end))
-    return found
+            merged.append((start, end))
+    return merged
 
 
 def _detect_format(path: str) -> str:
@@ -207,14 +176,14 @@ def _detect_format(path: str) -> str:
 
 
 def _read_csv(path: Path, needs: str) -> tuple[dict[str, IntervalList], dict[str, float]]:
-    found: dict[str, IntervalList] = {}
+    sessions: dict[str, IntervalList] = {}
     rows = parse_csv(read_text_limited(path, MAX_TRACE_BYTES, REMEDY, where=f"trace {str(path)!r}"))
     if [cell.strip().lower() for cell in next(rows, (1, []))[1]] != ["client", "from", "to"]:
         raise ValueError("it has no columns client, from, to")
     for number, row in rows:
-        found.setdefault(row[0].strip(), []).append(_parse_interval(row[1:], f"line {number}"))
-    last = max((end for parts in found.values() for _, end in parts), default=0.0)
-    return found, dict.fromkeys(found, last)
+        sessions.setdefault(row[0].strip(), []).append(_parse_interval(row[1:], f"line {number}"))
+    last = max((end for parts in sessions.values() for _, end in parts), default=0.0)
+    return sessions, dict.fromkeys(sessions, last)
 
 
 def _parse_interval(cells: Iterable[Any], where: str) -> tuple[float, float]:
@@ -229,7 +198,7 @@ def _parse_interval(cells: Iterable[Any], where: str) -> tuple[float, float]:
 
 def _read_fedscale(path: Path, needs: str) -> tuple[dict[str, IntervalList], dict[str, float]]:
     """Its simulator has a client active from active[i] to inactive[i], modulo finish_time."""
-    found: dict[str, IntervalList] = {}
+    sessions: dict[str, IntervalList] = {}
     lasts: dict[str, float] = {}
     raw = read_limited(path, MAX_TRACE_BYTES, REMEDY, expansion=4, where=f"trace {str(path)!r}")
     table = load_plain_pickle(raw)
@@ -238,17 +207,15 @@ def _read_fedscale(path: Path, needs: str) -> tuple[dict[str, IntervalList], dic
     validate_memory(count * SESSION_BYTES, f"trace {str(path)!r}", "give fewer clients")
     for client, trace in table.items():
         pairs = zip(trace["active"], trace["inactive"], strict=True)
-        found[str(client)] = [_parse_interval(pair, f"client {client}") for pair in pairs]
+        sessions[str(client)] = [_parse_interval(pair, f"client {client}") for pair in pairs]
         lasts[str(client)] = float(trace["finish_time"])
         if not 0 < lasts[str(client)] < math.inf:
             raise ValueError(f"client {client}: finish_time is {lasts[str(client)]:g}")
-    return found, lasts
+    return sessions, lasts
 
 
 def _read_flash(path: Path, needs: str) -> tuple[dict[str, IntervalList], dict[str, float]]:
-    """Its second 0 is the midnight before the first event of all; a state is unknown, so off,
-    before it is told.
-    """
+    """Second 0 is the midnight before the first event; an untold state counts as off."""
     raw = read_limited(path, MAX_TRACE_BYTES, REMEDY, expansion=4, where=f"trace {str(path)!r}")
     table = json.loads(raw.decode("utf-8", "replace"))
     events = {
@@ -267,14 +234,13 @@ def _read_flash(path: Path, needs: str) -> tuple[dict[str, IntervalList], dict[s
 
 
 def _parse_flash_events(messages: str) -> list[tuple[datetime, str]]:
-    found = []
+    events = []
     for line in re.split("[\r\n]+", messages.replace("\0", "")):
         when, _, what = line.strip().partition("\t")
-        if what.strip().lower() in FLASH_EVENTS:
-            found.append(
-                (datetime.strptime(when.strip(), "%Y-%m-%d %H:%M:%S"), what.strip().lower())
-            )
-    return sorted(found, key=lambda event: event[0])
+        event = what.strip().lower()
+        if event in FLASH_EVENTS:
+            events.append((datetime.strptime(when.strip(), "%Y-%m-%d %H:%M:%S"), event))
+    return sorted(events, key=lambda event: event[0])
 
 
 def _find_ready_intervals(

@@ -15,7 +15,7 @@ from flrce.core.pieces import (
     SynchronousPace,
 )
 from flrce.data import trouble
-from flrce.devices import availability, round_availability
+from flrce.devices import availability
 from flrce.devices.battery import PhoneBattery
 from flrce.devices.cost_models import CostTable
 from flrce.devices.traces import TraceAvailability
@@ -258,8 +258,8 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "diurnal": availability.DiurnalAvailability,
         "churn": availability.ChurnAvailability,
         "trace": TraceAvailability,
-        "by-chance": round_availability.RandomRoundAvailability,
-        "daily": round_availability.DailyRoundAvailability,
+        "by-chance": availability.RandomRoundAvailability,
+        "daily": availability.DailyRoundAvailability,
     },
     "average": {
         "last": LastModel,
