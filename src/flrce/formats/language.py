@@ -1,5 +1,4 @@
-"""A language model on disk: a GGUF file, or a folder with config.json, safetensors and
-tokenizer.json.
+"""A language model on disk: GGUF, or config.json, safetensors and tokenizer.json.
 
 The files are read by the libraries of the extra `llm`. The architectures are Llama's and those of
 its relatives, whose decoder layers transformers calls alike. Tensors have the names of
@@ -9,6 +8,7 @@ HuggingFace's files, whichever form the file has.
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -142,16 +142,12 @@ def _open_gguf(path: Path) -> LanguageModel:
         groups = heads.get(name.split(".")[-2])
         return tensor if groups is None else _split_rotary_halves(tensor, groups)
 
-    return LanguageModel(
-        path,
-        config,
-        read_tensor,
-        lambda: load_gguf_tokenizer(path, file.values),
-        path.stat().st_size,
-        tuple(file.read_tensor("rope_freqs.weight").flatten().tolist())
-        if "rope_freqs.weight" in file.tensors
-        else (),
-    )
+    divisors: tuple[float, ...] = ()
+    if "rope_freqs.weight" in file.tensors:
+        divisors = tuple(file.read_tensor("rope_freqs.weight").flatten().tolist())
+    load_tokenizer = partial(load_gguf_tokenizer, path, file.values)
+    size = path.stat().st_size
+    return LanguageModel(path, config, read_tensor, load_tokenizer, size, divisors)
 
 
 def _read_gguf_settings(file: GgufFile) -> dict[str, Any]:
@@ -172,10 +168,9 @@ def _read_gguf_settings(file: GgufFile) -> dict[str, Any]:
     if kind == "yarn":
         first = get_value("rope.scaling.original_context_length", context)
         rope["original_max_position_embeddings"] = first
+    embedding = file.tensors.get("token_embd.weight")
     settings = {
-        "vocab_size": int(file.tensors["token_embd.weight"].shape[-1])
-        if "token_embd.weight" in file.tensors
-        else 0,
+        "vocab_size": 0 if embedding is None else int(embedding.shape[-1]),
         "hidden_size": get_value("embedding_length"),
         "intermediate_size": get_value("feed_forward_length"),
         "num_hidden_layers": get_value("block_count"),
@@ -192,16 +187,10 @@ def _read_gguf_settings(file: GgufFile) -> dict[str, Any]:
 
 
 def _split_rotary_halves(weight: Tensor, heads: int) -> Tensor:
-    """Rows of a head as (first halves, second halves): GGUF has the two that rotate together side
-    by side.
-    """
+    """Rows of a head as (first halves, second halves); GGUF has each pair side by side."""
     out, inside = weight.shape
-    return (
-        weight.reshape(heads, out // heads // 2, 2, inside)
-        .transpose(1, 2)
-        .reshape(out, inside)
-        .contiguous()
-    )
+    pairs = weight.reshape(heads, out // heads // 2, 2, inside)
+    return pairs.transpose(1, 2).reshape(out, inside).contiguous()
 
 
 def _open_folder(folder: Path) -> LanguageModel:
@@ -227,15 +216,12 @@ def _open_folder(folder: Path) -> LanguageModel:
             tensor: Tensor = opened_file.get_tensor(name)
             return tensor.float()
 
-    spm = folder / "tokenizer.model"
-    alone = spm.is_file() and not (folder / "tokenizer.json").is_file()
-    return LanguageModel(
-        folder,
-        config,
-        read_tensor,
-        lambda: load_sentencepiece_tokenizer(spm) if alone else load_json_tokenizer(folder),
-        sum(file.stat().st_size for file in files),
-    )
+    load_tokenizer = partial(load_json_tokenizer, folder)
+    sentencepiece = folder / "tokenizer.model"
+    if sentencepiece.is_file() and not (folder / "tokenizer.json").is_file():
+        load_tokenizer = partial(load_sentencepiece_tokenizer, sentencepiece)
+    size = sum(file.stat().st_size for file in files)
+    return LanguageModel(folder, config, read_tensor, load_tokenizer, size)
 
 
 def _list_tensor_names(path: Path) -> list[str]:
@@ -260,9 +246,7 @@ def _list_tensor_names(path: Path) -> list[str]:
 
 
 def _list_model_files(folder: Path) -> list[Path]:
-    """A model's files as HuggingFace looks for them: one by its name, else those of the index, else
-    all there are.
-    """
+    """A model's files as HuggingFace looks for them: by name, else by the index, else all."""
     if (folder / "model.safetensors").is_file():
         return [folder / "model.safetensors"]
     index = folder / "model.safetensors.index.json"

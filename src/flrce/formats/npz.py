@@ -1,6 +1,4 @@
-"""Reading a stranger's .npz: what it claims is weighed before any of it is unpacked, and nothing in
-it is executed.
-"""
+"""Read an untrusted .npz: sizes are checked before unpacking, and nothing is executed."""
 
 import math
 import zipfile
@@ -22,9 +20,7 @@ ALLOWED_DTYPE_KINDS = "biufUS"  # booleans, numbers, text
 
 
 def load_npz(path: Path, names: Sequence[str] | None, where: str) -> dict[str, np.ndarray]:
-    """Those of the named arrays that the file has (None: all); BadInput where it is damaged,
-    hostile or too large.
-    """
+    """The named arrays that the file has (None: all); BadInput if damaged, hostile or too large."""
     remedy = "save with numpy.savez(x=..., y=...)" if names else "save it again with numpy.savez"
     try:
         with open_regular(path, remedy, where=where) as file:
@@ -49,18 +45,16 @@ def _read_arrays(
     if names is None:
         names = [member.filename.removesuffix(".npy") for member in members]
     wanted = {f"{name}.npy": name for name in names}
-    found = [member for member in members if member.filename in wanted]
-    if len({member.filename for member in found}) < len(found):
+    chosen = [member for member in members if member.filename in wanted]
+    if len({member.filename for member in chosen}) < len(chosen):
         raise BadInput(f"{where} holds an array twice; save it again with numpy.savez")
-    needed = sum(
-        _validate_member(archive, member, wanted[member.filename], where) for member in found
-    )
-    validate_memory(needed, where, "give fewer samples")
-    read = {}
-    for member in found:
+    sizes = [_validate_member(archive, each, wanted[each.filename], where) for each in chosen]
+    validate_memory(sum(sizes), where, "give fewer samples")
+    arrays = {}
+    for member in chosen:
         with archive.open(member) as stream:
-            read[wanted[member.filename]] = npy.read_array(stream, allow_pickle=False)
-    return read
+            arrays[wanted[member.filename]] = npy.read_array(stream, allow_pickle=False)
+    return arrays
 
 
 def _validate_member(

@@ -1,5 +1,4 @@
-"""Pickles of numbers, text, lists and dicts, and of uint8 arrays, read without calls or imports,
-and in memory of the order of their size.
+"""Pickles of plain data and uint8 arrays, read without calls, imports or extra memory.
 
 CPython's own unpickler, written in C, takes 34 GB for a few bytes that name a memo entry of number
 2^31, and hashes nested tuples for ever. The one written in Python does neither once its opcodes are
@@ -16,53 +15,16 @@ from numpy.typing import NDArray
 
 from flrce.errors import format_one_line
 
-PLAIN = (
-    "PROTO",
-    "FRAME",
-    "STOP",
-    "MARK",
-    "NONE",
-    "NEWTRUE",
-    "NEWFALSE",
-    "INT",
-    "BININT",
-    "BININT1",
-    "BININT2",
-    "LONG",
-    "LONG1",
-    "FLOAT",
-    "BINFLOAT",
-    "STRING",
-    "BINSTRING",
-    "SHORT_BINSTRING",
-    "UNICODE",
-    "BINUNICODE",
-    "SHORT_BINUNICODE",
-    "EMPTY_LIST",
-    "LIST",
-    "APPEND",
-    "APPENDS",
-    "EMPTY_DICT",
-    "DICT",
-    "SETITEM",
-    "SETITEMS",
-    "EMPTY_TUPLE",
-    "TUPLE",
-    "TUPLE1",
-    "TUPLE2",
-    "TUPLE3",
-    "GET",
-    "BINGET",
-    "LONG_BINGET",
-    "PUT",
-    "BINPUT",
-    "LONG_BINPUT",
-    "MEMOIZE",
-    "GLOBAL",
-    "STACK_GLOBAL",
-    "INST",
+PLAIN_OPCODES = (
+    *("PROTO", "FRAME", "STOP", "MARK", "NONE", "NEWTRUE", "NEWFALSE"),
+    *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "FLOAT", "BINFLOAT"),
+    *("STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE"),
+    *("EMPTY_LIST", "LIST", "APPEND", "APPENDS", "EMPTY_DICT", "DICT", "SETITEM", "SETITEMS"),
+    *("EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"),
+    *("GET", "BINGET", "LONG_BINGET", "PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"),
+    *("GLOBAL", "STACK_GLOBAL", "INST"),
 )
-KEYS = (str, bytes, int, float)
+KEY_TYPES = (str, bytes, int, float)
 #: what arrays need besides: bytes, calls and states, of inert nodes alone
 ARRAY_OPCODES = ("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8", "REDUCE", "BUILD")
 MAX_ARRAY_OPCODES = 5_000_000  # CIFAR-100's largest file needs some 400,000
@@ -85,7 +47,7 @@ def _set_items(reader: Any, items: list[Any]) -> None:
     if not isinstance(table, dict) or len(items) % 2:
         raise ValueError("it sets items of what is no dict")
     for key, value in zip(items[::2], items[1::2], strict=True):
-        if type(key) not in KEYS:
+        if type(key) not in KEY_TYPES:
             raise ValueError(f"it has a dict with a {type(key).__name__} for a key")
         table[key] = value
 
@@ -117,7 +79,7 @@ def _opcode(name: str) -> int:
 _known: dict[int, Any] = pickle._Unpickler.dispatch
 _PlainUnpickler.dispatch = {
     **dict.fromkeys(range(256), _refuse_opcode),
-    **{_opcode(name): _known[_opcode(name)] for name in PLAIN},
+    **{_opcode(name): _known[_opcode(name)] for name in PLAIN_OPCODES},
     _opcode("SETITEM"): _load_setitem,
     _opcode("SETITEMS"): _load_setitems,
     _opcode("DICT"): _load_dict,
@@ -130,9 +92,7 @@ def load_plain_pickle(raw: bytes) -> Any:
         return _PlainUnpickler(BytesIO(raw)).load()
     except ValueError:
         raise
-    except (
-        Exception
-    ) as why:  # an opcode without its operands raises whatever its handler meets first
+    except Exception as why:  # an opcode without its operands may raise anything
         raise ValueError(f"it is a damaged pickle ({type(why).__name__})") from why
 
 
@@ -145,20 +105,14 @@ class PickleNode:
     state: Any = None
 
     def __call__(self, *args: Any) -> Any:
-        if self.name in TEXT_GLOBALS:
-            # stays text: a memoised string encoded over and over costs nothing
-            return self._decode_text(args)
-        if self.args is not None or self.name == "numpy.ndarray":
+        match self.name, args:  # text stays text: encoding it over and over costs nothing
+            case "__builtin__.bytes" | "builtins.bytes", ():
+                return ""
+            case "_codecs.encode", (str() as text, "latin1" | "latin-1"):
+                return text
+        if self.args is not None or self.name in (*TEXT_GLOBALS, "numpy.ndarray"):
             raise ValueError("it calls a function in a way that plain data does not need")
         return PickleNode(self.name, args)
-
-    def _decode_text(self, args: tuple[Any, ...]) -> str:
-        if self.name != "_codecs.encode" and not args:
-            return ""
-        match args:
-            case (str() as text, "latin1" | "latin-1") if self.name == "_codecs.encode":
-                return text
-        raise ValueError("it calls a function in a way that plain data does not need")
 
     def __setstate__(self, state: Any) -> None:
         self.state = state
@@ -193,9 +147,7 @@ _ArrayUnpickler.dispatch = {
 
 
 def load_pickled_arrays(raw: bytes) -> dict[str, Any]:
-    """The dictionary at the top of a pickle, its keys as text and its arrays as nodes; ValueError
-    where it is damaged or no plain data.
-    """
+    """The dictionary at the top of a pickle, its arrays as nodes; ValueError if it is not plain."""
     try:
         top = _ArrayUnpickler(BytesIO(raw), encoding="latin1").load()
     except ValueError:
@@ -213,13 +165,9 @@ def load_pickled_arrays(raw: bytes) -> dict[str, Any]:
 def build_array(node: object) -> NDArray[np.uint8]:
     """The uint8 array that a node describes, built from its bytes."""
     match node:
-        case PickleNode(
-            name=name, state=(_, tuple(shape), form, fortran, (str() | bytes()) as data)
-        ):
+        case PickleNode(name=name, state=(_, tuple(shape), form, fortran, str() | bytes() as data)):
             known, order = name in ARRAY_GLOBALS, "F" if fortran else "C"
-        case PickleNode(
-            name=name, args=((bytes() | bytearray()) as data, form, tuple(shape), order)
-        ):
+        case PickleNode(name=name, args=(bytes() | bytearray() as data, form, tuple(shape), order)):
             known = name in BUFFER_GLOBALS
         case _:
             raise ValueError("its data is no uint8 array")

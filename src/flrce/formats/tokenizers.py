@@ -192,18 +192,12 @@ def _build_byte_level_bpe(
         raise ValueError("a merge that is no pair")
     vocabulary = {token: i for i, token in enumerate(tokens)}
     library = lib.Tokenizer(lib.models.BPE(vocabulary, pairs, ignore_merges=rule == "llama3"))
-    library.pre_tokenizer = {
-        "gpt2": lambda: words.ByteLevel(add_prefix_space=False),
-        "digits": lambda: words.Sequence(
-            [words.Digits(individual_digits=True), words.ByteLevel(add_prefix_space=False)]
-        ),
-        "llama3": lambda: words.Sequence(
-            [
-                words.Split(lib.Regex(LLAMA3_PATTERN), "isolated"),
-                words.ByteLevel(add_prefix_space=False, use_regex=False),
-            ]
-        ),
-    }[rule]()
+    steps = [words.ByteLevel(add_prefix_space=False, use_regex=rule != "llama3")]
+    if rule == "digits":
+        steps.insert(0, words.Digits(individual_digits=True))
+    elif rule == "llama3":
+        steps.insert(0, words.Split(lib.Regex(LLAMA3_PATTERN), "isolated"))
+    library.pre_tokenizer = words.Sequence(steps)
     library.decoder = lib.decoders.ByteLevel()
     marks = (CONTROL, USER_DEFINED)
     specials = {token: i for i, token in enumerate(tokens) if kinds[i] in marks}
