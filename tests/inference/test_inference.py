@@ -13,7 +13,7 @@ from torch import nn
 import flrce
 from flrce.cli.cli import main
 from flrce.data.preprocessing import FeatureColumn, Preprocessing
-from flrce.data.sources import Source
+from flrce.data.sources import SampleSpec, Source
 from flrce.errors import BadInput
 
 SMALL = {"rounds": 2, "clients": 4, "per_round": 2, "train": {"epochs": 1}, "seed": 3}
@@ -252,4 +252,5 @@ def test_preprocessing_survives_json():
     prepared = Preprocessing(
         (FeatureColumn("a", ("x", "y")),), ("t",), (0.1,), (1 / 3,), (2.5,), True
     )
-    assert Preprocessing.from_json(json.loads(json.dumps(prepared.to_json()))) == prepared
+    spec = SampleSpec((1,), "float32", 1.0, 0.0, "classes", ("n", "y"), 2, 0, False, prepared)
+    assert SampleSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +19,7 @@ EXAMPLE_BATCH = 2
 
 
 class RawInputNetwork(nn.Module):
-    """A network that takes raw features or pixels: it fills gaps, standardises and scales them
-    first, and gives values in the unit of the raw targets.
+    """A network that takes raw features or pixels, scales them first, and gives raw targets.
 
     Columns of text must be encoded by the caller, one feature of 0 and 1 per value.
     """
@@ -85,16 +85,10 @@ def export_network(model: TrainedModel, path: Path) -> None:
             program = torch.export.export(module, example, dynamic_shapes={"x": {0: batch}})
             torch.export.save(program, path)
         else:
+            options: Any = {"dynamo": True, "external_data": False, "verbose": False}
+            shapes = {"x": {0: batch}}
             with _silence_onnx():
-                torch.onnx.export(
-                    module,
-                    example,
-                    path,
-                    dynamic_shapes={"x": {0: batch}},
-                    dynamo=True,
-                    external_data=False,
-                    verbose=False,
-                )
+                torch.onnx.export(module, example, path, dynamic_shapes=shapes, **options)
     except ImportError as why:
         raise BadInput(
             f"ONNX export needs onnx and onnxscript ({why}); pip install onnx onnxscript"

@@ -1,6 +1,4 @@
-"""A trained model as a folder that the HuggingFace Hub takes: weights, settings, and a card that
-states what training cost.
-"""
+"""A trained model as a folder for the HuggingFace Hub: weights, settings, and a model card."""
 
 import json
 import os
@@ -58,9 +56,7 @@ model = PeftModel.from_pretrained(base, "FOLDER")
 
 
 def export_model_folder(run: Path, out: Path, last: bool = False) -> dict[str, Any]:
-    """Write the model of a run (`last`: its last one) and a card into the folder `out`: adapters
-    for peft if it is a language model, else its tensors. What was written, by name.
-    """
+    """Write the model of a run (`last`: its last one) and a card into `out`; what was written."""
     if not os.path.lexists(run / "experiment.toml"):
         raise BadInput(f"{run} is no run directory; give the --out of a run")
     marks = read_model_marks(run, last)

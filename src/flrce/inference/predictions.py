@@ -88,13 +88,8 @@ def interpret_outputs(outputs: Tensor, spec: SampleSpec, rows: Sequence[str]) ->
         return Predictions(values, None, (), targets, named)
     if spec.kind == "labels":
         chance = torch.sigmoid(outputs)
-        return Predictions(
-            (chance >= LABEL_THRESHOLD).numpy().astype(np.uint8),
-            chance.numpy(),
-            classes,
-            classes,
-            named,
-        )
+        labels = (chance >= LABEL_THRESHOLD).numpy().astype(np.uint8)
+        return Predictions(labels, chance.numpy(), classes, classes, named)
     if spec.predicts_every_position:
         outputs = outputs[:, -1]  # (N, L, symbols): the symbol after the last one
     chance = torch.softmax(outputs[:, : spec.outputs], 1)

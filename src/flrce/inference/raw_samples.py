@@ -20,7 +20,7 @@ from flrce.errors import BadInput
 from flrce.formats.npz import load_npz
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
-ACCEPTED = (
+ACCEPTED_FORMS = (
     "give a csv, tsv, jsonl, parquet or npz file, a txt file with one text a line, an image, or a"
     " folder of images"
 )
@@ -65,14 +65,14 @@ def _prepare_texts(texts: list[str], spec: SampleSpec, where: str) -> RawSamples
     columns = require_preprocessing(spec).columns
     if len(columns) != 1 or not columns[0].is_text:
         raise BadInput(
-            f"{where} holds text, and the model was trained on other samples; {ACCEPTED}"
+            f"{where} holds text, and the model was trained on other samples; {ACCEPTED_FORMS}"
         )
     return _prepare_table({columns[0].name: np.array(texts, object)}, spec, where)
 
 
 def _read_path(path: Path, spec: SampleSpec) -> RawSamples:
     if not path.exists():
-        raise BadInput(f"{format_path(path)} does not exist; {ACCEPTED}")
+        raise BadInput(f"{format_path(path)} does not exist; {ACCEPTED_FORMS}")
     suffix = path.suffix.lower()
     if path.is_dir() or suffix in IMAGE_FORMATS:
         return _read_images(path, spec)
@@ -86,7 +86,7 @@ def _read_path(path: Path, spec: SampleSpec) -> RawSamples:
         if "x" not in arrays:
             raise BadInput(f"{format_path(path)} has no array x; save the samples as x")
         return _prepare_array(arrays["x"], spec, format_path(path))
-    raise BadInput(f"{format_path(path)} is of no known form; {ACCEPTED}")
+    raise BadInput(f"{format_path(path)} is of no known form; {ACCEPTED_FORMS}")
 
 
 def _prepare_table(table: ColumnTable, spec: SampleSpec, where: str) -> RawSamples:
@@ -102,7 +102,7 @@ def _prepare_table(table: ColumnTable, spec: SampleSpec, where: str) -> RawSampl
 
 def _prepare_array(x: NDArray[Any], spec: SampleSpec, where: str) -> RawSamples:
     if x.dtype.kind not in "biuf":
-        raise BadInput(f"{where} holds {x.dtype}, not numbers; {ACCEPTED}")
+        raise BadInput(f"{where} holds {x.dtype}, not numbers; {ACCEPTED_FORMS}")
     if x.shape == spec.shape and x.ndim > 0:
         x = x[None]  # one sample
     if x.shape[1:] != spec.shape:
@@ -113,17 +113,14 @@ def _prepare_array(x: NDArray[Any], spec: SampleSpec, where: str) -> RawSamples:
         )
     if spec.dtype == "int64" and (x.dtype.kind == "f" or (len(x) and x.min() < 0)):
         raise BadInput(f"{where} must hold token ids 0, 1, ..., got {x.dtype}")
-    if spec.dtype == "uint8" and x.dtype != np.uint8 and _changes_as_bytes(x):
+    whole = x.dtype == np.uint8 or (x == np.clip(np.round(x), 0, 255)).all()
+    if spec.dtype == "uint8" and not whole:
         raise BadInput(
             f"{where} must hold whole numbers from 0 to 255, as in training; got {x.dtype} from"
             f" {x.min():g} to {x.max():g}"
         )
     converted = np.ascontiguousarray(x).astype(spec.dtype)
     return RawSamples(require_preprocessing(spec).transform(converted, where), _number_rows(len(x)))
-
-
-def _changes_as_bytes(x: NDArray[Any]) -> bool:
-    return bool((x != np.clip(np.round(x), 0, 255)).any())
 
 
 def _read_images(path: Path, spec: SampleSpec) -> RawSamples:
@@ -136,7 +133,7 @@ def _read_images(path: Path, spec: SampleSpec) -> RawSamples:
     if path.is_dir():
         files = sorted(f for f in path.rglob("*") if f.suffix.lower() in IMAGE_FORMATS)
     if not files:
-        raise BadInput(f"{format_path(path)} holds no image; {ACCEPTED}")
+        raise BadInput(f"{format_path(path)} holds no image; {ACCEPTED_FORMS}")
     channels, height, width = spec.shape
     fitted = require_preprocessing(spec).resized
     x = np.stack([read_image(file, (channels, height, width), fitted) for file in files])

@@ -23,7 +23,7 @@ from flrce.simulation.build import finish_network
 from flrce.storage.run_model import load_run_tensors, read_model_card, read_model_marks
 from flrce.storage.seal import MAX_SETTINGS_BYTES, read_sealed_file
 
-BATCH = 256  # samples that are predicted at once
+PREDICTION_BATCH = 256  # samples that are predicted at once
 log = logging.getLogger("flrce")
 
 
@@ -53,7 +53,8 @@ class TrainedModel:
     def predict_samples(self, samples: RawSamples) -> Predictions:
         """Predictions for samples that were prepared as in training."""
         outputs = [
-            self._run_network(samples.x[i : i + BATCH]) for i in range(0, len(samples.x), BATCH)
+            self._run_network(samples.x[i : i + PREDICTION_BATCH])
+            for i in range(0, len(samples.x), PREDICTION_BATCH)
         ]
         if not outputs:
             raise BadInput("there is no sample to predict")
@@ -94,16 +95,14 @@ def load(
             f"{run} trained a network that was passed in Python ({given}); pass it again:"
             f" flrce.load({str(run)!r}, model=...)"
         )
-    spec = (
-        experiment.data.read_source().spec
-        if card is None
-        else SampleSpec.from_json(card["samples"])
-    )
+    if card is None:
+        spec = experiment.data.read_source().spec
+    else:
+        spec = SampleSpec.from_json(card["samples"])
     fields = spec.preprocessing.fields if spec.preprocessing else ()
     network = experiment.build_network(spec) if model is None else attach_fields(model, fields)
-    network = finish_network(
-        network, make_example(spec), experiment, experiment.build_recipe().frozen
-    )
+    frozen = experiment.build_recipe().frozen
+    network = finish_network(network, make_example(spec), experiment, frozen)
     copy_tensors(network, load_run_tensors(run, last, marks), run)
     return TrainedModel(network.eval().requires_grad_(False), spec, run)
 
