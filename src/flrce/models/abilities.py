@@ -7,18 +7,14 @@ from torch import nn
 
 @runtime_checkable
 class LargeOutputNetwork(Protocol):
-    """A network with answers so large that few samples can be looked at together: how many, of
-    samples of a shape.
-    """
+    """A network with large outputs: how many samples of a shape go into one pass."""
 
     def max_samples_per_pass(self, shape: tuple[int, ...]) -> int: ...
 
 
 @runtime_checkable
 class ProvisionedNetwork(Protocol):
-    """A network whose fixed part every device is given once, as a file: its bytes; 0: as many as
-    its parameters.
-    """
+    """A network whose frozen part each device is given once, as a file of so many bytes."""
 
     @property
     def provision(self) -> int: ...
@@ -26,23 +22,17 @@ class ProvisionedNetwork(Protocol):
 
 @runtime_checkable
 class ChainDeclaringNetwork(Protocol):
-    """A network that says whether it is a plain chain of layers: tracing a large one takes long,
-    and others' turns.
-    """
+    """A network that says whether it is a plain chain of layers, so that it is not traced."""
 
     @property
     def chained(self) -> bool: ...
 
 
 def limit_samples_per_pass(net: nn.Module, shape: tuple[int, ...], most: int, room: int = 1) -> int:
-    """Samples of this shape to look at together: `most`, or `room` times as many as the network can
-    take.
-    """
-    return (
-        min(most, room * int(net.max_samples_per_pass(shape)))
-        if isinstance(net, LargeOutputNetwork)
-        else most
-    )
+    """Samples of this shape per pass: `most`, or `room` times what the network can take."""
+    if isinstance(net, LargeOutputNetwork):
+        return min(most, room * int(net.max_samples_per_pass(shape)))
+    return most
 
 
 def get_provision_bytes(net: nn.Module) -> int:

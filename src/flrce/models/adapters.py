@@ -39,8 +39,8 @@ class LoRA(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         added = F.linear(F.linear(x.to(self.lora_A.dtype), self.lora_A), self.lora_B) * self.scale
-        found: Tensor = self.base(x)
-        return found + added.to(found.dtype)
+        out: Tensor = self.base(x)
+        return out + added.to(out.dtype)
 
 
 def add_lora_adapters(
@@ -49,8 +49,7 @@ def add_lora_adapters(
     alpha: float = 16.0,
     targets: str | Sequence[str] = "q_proj,v_proj",
 ) -> nn.Module:
-    """The net with all of its parameters fixed and an adapter beside each linear layer that
-    `targets` names.
+    """The net, frozen, with an adapter beside each linear layer that `targets` names.
 
     Targets are last names of layers, or patterns of whole ones: "q_proj", "layers.2*.mlp.*".
     """
@@ -66,33 +65,23 @@ def add_lora_adapters(
         raise BadInput(
             "targets names no layer; give last names of linear layers, such as q_proj,v_proj"
         )
-    chosen = list(
-        dict.fromkeys(
-            name for target in wanted for name in _match_target_layers(target, linear, net)
-        )
-    )
+    matches = [name for each in wanted for name in _match_target_layers(each, linear, net)]
     net.requires_grad_(False)
-    for name in chosen:
+    sides: list[Any] = []
+    for name in dict.fromkeys(matches):
         parent, _, last = name.rpartition(".")
         setattr(net.get_submodule(parent), last, LoRA(linear[name], rank, alpha))
-    small = min(
-        int(side)
-        for name in chosen
-        for side in (linear[name].in_features, linear[name].out_features)
-    )
-    if small < rank:
-        log.warning(
-            "rank %d: no change of a layer with a side of %d has more than that; lower it",
-            rank,
-            small,
-        )
+        sides += [linear[name].in_features, linear[name].out_features]
+    if min(sides) < rank:
+        text = "rank %d: no change of a layer with a side of %d has more than that; lower it"
+        log.warning(text, rank, min(sides))
     return net
 
 
 def _match_target_layers(target: str, linear: Mapping[str, nn.Module], net: nn.Module) -> list[str]:
     """Names of the linear layers that a target means."""
     here = [
-        name for name in linear if name.rpartition(".")[2] == target or fnmatchcase(name, target)
+        name for name in linear if target == name.rpartition(".")[2] or fnmatchcase(name, target)
     ]
     if not here and any(isinstance(layer, LoRA) for layer in net.modules()):
         raise BadInput(
@@ -113,9 +102,7 @@ def _is_linear(layer: nn.Module) -> bool:
 
 
 def share_frozen_parameters(net: nn.Module) -> nn.Module:
-    """The net with its fixed parameters held once, whatever is copied: for a pretrained one that
-    lies in a file.
-    """
+    """The net with its frozen parameters held once, also by copies: for a pretrained one."""
     once: dict[int, FrozenParameter] = {}  # tied weights stay tied
     for module in net.modules():
         for name, p in list(module.named_parameters(recurse=False, remove_duplicate=False)):
@@ -125,8 +112,7 @@ def share_frozen_parameters(net: nn.Module) -> nn.Module:
 
 
 class TransformersNetwork(nn.Module):
-    """A causal model of HuggingFace's transformers, or one of peft around it, as a network that
-    gives scores.
+    """A causal model of transformers, or of peft around one, as a network that gives scores.
 
     The given one stays as it is: what trains is copied, fixed parameters are shared with it, and
     float buffers, such as rotary frequencies, are fixed here, so that neither travels.
@@ -146,8 +132,8 @@ class TransformersNetwork(nn.Module):
                     module.register_parameter(name, FrozenParameter(b))
 
     def forward(self, ids: Tensor) -> Tensor:
-        found: Tensor = self.net(input_ids=ids, use_cache=False).logits
-        return found.float()
+        scores: Tensor = self.net(input_ids=ids, use_cache=False).logits
+        return scores.float()
 
 
 def prepare_network(net: Any) -> nn.Module:
@@ -161,9 +147,7 @@ def prepare_network(net: Any) -> nn.Module:
 
 
 def copy_network_to_host(net: nn.Module) -> nn.Module:
-    """The net on the host, where runs begin: one that lies on a GPU is copied, and stays there as
-    it is.
-    """
+    """The net on the host, where runs begin. One on a GPU is copied and stays as it is."""
     away = [x for x in (*net.parameters(), *net.buffers()) if x.device.type != "cpu"]
     if any(x.is_meta for x in away):
         raise BadInput(
@@ -180,9 +164,7 @@ def _copy_tensor_to_host(x: Tensor) -> Tensor:
 
 
 def remove_torch_compile(net: nn.Module) -> nn.Module:
-    """The net without torch.compile, which would compile anew in every worker; parts of it are
-    those of a copy.
-    """
+    """The net without torch.compile, which would compile again in every worker."""
     if not any(map(_is_compiled, net.modules())):
         return net
     log.warning(
@@ -216,20 +198,17 @@ def get_adapter_rank(net: nn.Module) -> int:
 def make_low_rank_part(
     net: nn.Module, where: ModelLayout, rate: float, rng: Generator | None = None
 ) -> ModelPart:
-    """The part whose adapters have a share `rate` of the inner units: the first ones, or with `rng`
-    random ones.
-    """
+    """The part whose adapters have a share `rate` of the inner units: the first, or random ones."""
     small = copy.deepcopy(net)
     # of each matrix: which dimension counts them, and those that stay
     units: dict[str, tuple[int, Tensor]] = {}
     for down, A, up, B in _list_adapter_factors(small):
         R = len(A)
         r = floor_share(rate, R)
-        chosen = (
-            torch.arange(r)
-            if rng is None
-            else torch.from_numpy(rng.permutation(R)[:r]).sort().values
-        )
+        if rng is None:
+            chosen = torch.arange(r)
+        else:
+            chosen = torch.from_numpy(rng.permutation(R)[:r]).sort().values
         if rng is not None and not A.requires_grad:
             raise BadInput(
                 "random ranks do not go with a fixed lora_A, which all clients share; use"
@@ -253,27 +232,19 @@ def make_low_rank_part(
 
 def _list_adapter_factors(net: nn.Module) -> list[tuple[str, nn.Parameter, str, nn.Parameter]]:
     """The two matrices of each adapter, A (R, in, ...) and B (out, R, ...), with their names."""
-    known = dict(net.named_parameters())
-    names = list(known)
-    found = [
-        (names[i], names[j])
-        for i, j in pair_adapter_factors([(name, tuple(p.shape)) for name, p in known.items()])
-    ]
-    return [
-        (down, known[down], up, known[up])
-        for down, up in found
-        if _is_factor_pair(known[down], known[up])
-    ]
-
-
-def _is_factor_pair(down: Tensor, up: Tensor) -> bool:
-    return down.dim() > 1 and up.dim() > 1 and len(down) == up.shape[1]
+    known = list(net.named_parameters())
+    factors = []
+    for i, j in pair_adapter_factors([(name, tuple(p.shape)) for name, p in known]):
+        (down, A), (up, B) = known[i], known[j]
+        if A.dim() > 1 and B.dim() > 1 and len(A) == B.shape[1]:
+            factors.append((down, A, up, B))
+    return factors
 
 
 def pair_adapter_factors(shapes: Sequence[tuple[str, tuple[int, ...]]]) -> list[tuple[int, int]]:
     """Places of the two matrices of each adapter among tensors with these names and shapes."""
-    found = {name: i for i, (name, _) in enumerate(shapes)}
-    ups = {name: i for name, i in found.items() if UP in name.split(".")}
+    places = {name: i for i, (name, _) in enumerate(shapes)}
+    ups = {name: i for name, i in places.items() if UP in name.split(".")}
     return [
-        (found[down], i) for name, i in ups.items() if (down := name.replace(UP, DOWN)) in found
+        (places[down], i) for name, i in ups.items() if (down := name.replace(UP, DOWN)) in places
     ]

@@ -1,6 +1,4 @@
-"""The generators that a network's own code may draw from, torch's, Python's and numpy's, set to a
-seed for a while.
-"""
+"""Seed the generators that a network's own code may use: torch's, Python's and numpy's."""
 
 import random
 from collections.abc import Iterator
@@ -18,14 +16,12 @@ def get_rng_states(device: torch.device) -> tuple[Any, ...]:
     """What changes when anybody draws. Code that runs on a GPU may draw on the host, too."""
     there = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.empty(0)
     numpy: Any = np.random.get_state(legacy=False)
-    found = numpy["state"]
-    inner = (found["key"].tobytes(), found["pos"]) if "key" in found else repr(found)
-    return (
-        there.numpy().tobytes(),
-        torch.get_rng_state().numpy().tobytes(),
-        random.getstate(),
-        inner,
-    )
+    inner_state = numpy["state"]
+    inner: Any = repr(inner_state)
+    if "key" in inner_state:
+        inner = (inner_state["key"].tobytes(), inner_state["pos"])
+    host = torch.get_rng_state()
+    return there.numpy().tobytes(), host.numpy().tobytes(), random.getstate(), inner
 
 
 @contextmanager

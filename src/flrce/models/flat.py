@@ -33,18 +33,12 @@ ANY_NORMS_KEYWORD = "any-norms"  # the same; a network without such layers is fi
 FINGERPRINT_SAMPLES = 4096  # numbers of each fixed tensor that its fingerprint is of
 HEAD_KEYWORD = "head"  # in place of a pattern: the last layer that has parameters to train
 log = logging.getLogger("flrce")
-_NORM_LAYERS = (
-    nn.modules.batchnorm._BatchNorm,
-    nn.GroupNorm,
-    nn.LayerNorm,
-    nn.modules.instancenorm._InstanceNorm,
-)
+_BATCH_NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
+_NORM_LAYERS = (*_BATCH_NORMS, nn.GroupNorm, nn.LayerNorm)
 
 
 class FrozenParameter(nn.Parameter):
-    """A parameter that came from a file and never changes: copies of its module share its memory,
-    no run keeps it.
-    """
+    """A parameter from a file that never changes: copies share its memory, and no run stores it."""
 
     def __new__(cls, data: Tensor, requires_grad: bool = False) -> "FrozenParameter":
         return super().__new__(cls, data, False)
@@ -76,9 +70,7 @@ class TensorSlot:
 
 @dataclass(frozen=True)
 class ModelLayout:
-    """Where each tensor lies in w: `size` floats travel, the first `trainable` of them are
-    trained.
-    """
+    """Where each tensor lies in w: `size` floats travel, the first `trainable` are trained."""
 
     slots: tuple[TensorSlot, ...]
     trainable: int
@@ -116,9 +108,8 @@ class ModelLayout:
         """The local vector of a client with these kept floats."""
         if not self.personal or own is None:
             return w
-        return torch.cat(
-            [own[: self.personal_layout.trainable], w, own[self.personal_layout.trainable :]]
-        )
+        trained = self.personal_layout.trainable
+        return torch.cat([own[:trained], w, own[trained:]])
 
     def split(self, local: Tensor) -> tuple[Tensor, Tensor | None]:
         """(w, the client's own) of a local vector."""
@@ -147,30 +138,23 @@ def list_model_tensors(module: nn.Module) -> list[tuple[str, Tensor, bool]]:
 
 
 def _is_statistic(b: Tensor) -> bool:
-    """Whether a buffer counts as statistics: one with infinities in it is a constant, such as a
-    causal mask.
-    """
+    """Whether a buffer is a statistic. One with infinities is a constant, like a causal mask."""
     return b.is_floating_point() and (bool(b.isnan().any()) or not bool(b.isinf().any()))
 
 
 def make_layout(module: nn.Module, kept: Sequence[str] = ()) -> ModelLayout:
-    """The layout of a module's w. `kept`: patterns of names that stay with the client, "norms" or
-    "head".
-    """
-    found = list_model_tensors(module)
-    stays = _match_personal_tensors(module, [name for name, _, _ in found], kept)
+    """The layout of a module's w. `kept`: patterns of personal tensors, "norms" or "head"."""
+    tensors = list_model_tensors(module)
+    stays = _match_personal_tensors(module, [name for name, _, _ in tensors], kept)
     own = _make_consecutive_layout(
-        [(name, tuple(x.shape), trained) for name, x, trained in found if name in stays]
+        [(name, tuple(x.shape), trained) for name, x, trained in tensors if name in stays]
     ).slots
-    return _make_consecutive_layout(
-        [(name, tuple(x.shape), trained) for name, x, trained in found if name not in stays], own
-    )
+    travels = [(name, tuple(x.shape), trained) for name, x, trained in tensors if name not in stays]
+    return _make_consecutive_layout(travels, own)
 
 
 def find_head_layer(module: nn.Module, trained: bool = False) -> str:
-    """The path of the last layer that has parameters; `trained`: that train, as over a fixed base
-    only adapters do.
-    """
+    """The path of the last layer that has parameters (`trained`: parameters that train)."""
     paths = [
         name.rpartition(".")[0]
         for name, p in module.named_parameters()
@@ -182,19 +166,15 @@ def find_head_layer(module: nn.Module, trained: bool = False) -> str:
 def _match_personal_tensors(
     module: nn.Module, names: Sequence[str], patterns: Sequence[str]
 ) -> set[str]:
-    found: set[str] = set()
+    personal: set[str] = set()
     for pattern in patterns:
         if pattern in (NORMS_KEYWORD, ANY_NORMS_KEYWORD):
-            layers = [
-                path for path, layer in module.named_modules() if isinstance(layer, _NORM_LAYERS)
-            ]
+            modules = module.named_modules()
+            layers = [path for path, layer in modules if isinstance(layer, _NORM_LAYERS)]
             here = {name for name in names if name.rpartition(".")[0] in layers}
         elif pattern == HEAD_KEYWORD:
-            here = {
-                name
-                for name in names
-                if name.rpartition(".")[0] == find_head_layer(module, trained=True)
-            }
+            head = find_head_layer(module, trained=True)
+            here = {name for name in names if name.rpartition(".")[0] == head}
         else:
             here = {name for name in names if fnmatchcase(name, pattern)}
         if not here and pattern != ANY_NORMS_KEYWORD:
@@ -203,49 +183,30 @@ def _match_personal_tensors(
                 f"{pattern!r}, which clients are to keep (model.personal, recipe.heads), matches no"
                 f" tensor of the network; it has {few}, ..."
             )
-        found |= here
-    if found and not set(names) - found:
+        personal |= here
+    if personal and not set(names) - personal:
         raise BadInput(
             f"model.personal = {', '.join(patterns)!r} keeps every tensor with the client: nothing"
             " would travel"
         )
-    return found
+    return personal
 
 
 def convert_to_float32(module: nn.Module) -> nn.Module:
-    """The module, or a copy of it with all that travels in float32, as w has it; BadInput where
-    that cannot be.
-    """
-    for part in module.modules():
-        for name, value in list(
-            vars(part).items()
-        ):  # older hooks leave what they make of parameters: it has a history
-            if (
-                isinstance(value, Tensor) and value.grad_fn is not None
-            ):  # and cannot be copied; each pass makes it anew
-                vars(part)[name] = value.detach()
+    """The module, or a copy with all that travels in float32; BadInput where that cannot be."""
+    owner = type(module).__name__
+    _detach_hooked_values(module)
     if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
         raise BadInput(
-            f"{type(module).__name__} is of torch.jit, whose copies do not train; give the module"
-            " before it"
+            f"{owner} is of torch.jit, whose copies do not train; give the module before it"
         )
     if any(p.is_complex() for p in module.parameters() if p.requires_grad):
-        raise BadInput(
-            f"{type(module).__name__} has complex parameters; hold them as real ones"
-            " (view_as_complex)"
-        )
-    odd = {
-        str(x.dtype).removeprefix("torch.")
-        for _, x, _ in list_model_tensors(module)
-        if x.dtype != torch.float32
-    }
-    if not odd:
+        raise BadInput(f"{owner} has complex parameters; hold them as real ones (view_as_complex)")
+    dtypes = {x.dtype for _, x, _ in list_model_tensors(module)} - {torch.float32}
+    if not dtypes:
         return module
-    log.warning(
-        "%s has %s parameters or buffers: they train and travel as float32",
-        type(module).__name__,
-        min(odd),
-    )
+    odd = min(str(dtype).removeprefix("torch.") for dtype in dtypes)
+    log.warning("%s has %s parameters or buffers: they train and travel as float32", owner, odd)
     module = copy.deepcopy(module)
     for p in module.parameters():
         if p.requires_grad:
@@ -255,6 +216,16 @@ def convert_to_float32(module: nn.Module) -> nn.Module:
             if _is_statistic(b):
                 part._buffers[name] = b.float()
     return module
+
+
+def _detach_hooked_values(module: nn.Module) -> None:
+    """Older hooks leave tensors with a history, which cannot be copied; each pass makes them
+    again.
+    """
+    for part in module.modules():
+        for name, value in list(vars(part).items()):
+            if isinstance(value, Tensor) and value.grad_fn is not None:
+                vars(part)[name] = value.detach()
 
 
 def freeze_parameters(module: nn.Module, patterns: Sequence[str]) -> nn.Module:
@@ -282,28 +253,22 @@ def freeze_parameters(module: nn.Module, patterns: Sequence[str]) -> nn.Module:
 
 
 def count_frozen_bytes(module: nn.Module) -> int:
-    """What the fixed parameters weigh: as the file that they came from, where the module knows
-    it.
-    """
+    """Bytes of the frozen parameters: of the file they came from, if the module knows it."""
     return get_provision_bytes(module) or sum(
         count_bytes(p) for p in module.parameters() if not p.requires_grad
     )
 
 
 def fingerprint_frozen_parameters(module: nn.Module) -> str:
-    """Of the fixed parameters, by some numbers of each: two bases that are not the same differ; ""
-    without any.
-    """
-    found = hashlib.blake2b(digest_size=16)
+    """A hash of some numbers of each frozen parameter; "" without any."""
+    digest = hashlib.blake2b(digest_size=16)
     fixed = [(name, p) for name, p in module.named_parameters() if not p.requires_grad]
     for name, p in fixed:
-        some = (
-            p.detach().reshape(-1)[:: max(p.numel() // FINGERPRINT_SAMPLES, 1)].cpu().contiguous()
-        )
-        found.update(
-            f"{name} {tuple(p.shape)} {p.dtype}".encode() + some.view(torch.uint8).numpy().tobytes()
-        )
-    return found.hexdigest() if fixed else ""
+        step = max(p.numel() // FINGERPRINT_SAMPLES, 1)
+        some = p.detach().reshape(-1)[::step].cpu().contiguous()
+        digest.update(f"{name} {tuple(p.shape)} {p.dtype}".encode())
+        digest.update(some.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest() if fixed else ""
 
 
 def pack_model(module: nn.Module, where: ModelLayout | None = None) -> Tensor:
@@ -312,15 +277,13 @@ def pack_model(module: nn.Module, where: ModelLayout | None = None) -> Tensor:
 
 
 def pack_personal(module: nn.Module, where: ModelLayout) -> Tensor | None:
-    """What a client keeps before it has trained: the module's own values; None where nothing is
-    kept.
-    """
+    """The personal values before training, which are the module's own; None without any."""
     return _copy_to_vector(module, where.personal_layout) if where.personal else None
 
 
 def _copy_to_vector(module: nn.Module, where: ModelLayout) -> Tensor:
-    found = {name: tensor for name, tensor, _ in list_model_tensors(module)}
-    parts = [found[s.name].detach().reshape(-1).float() for s in where.slots]
+    tensors = {name: tensor for name, tensor, _ in list_model_tensors(module)}
+    parts = [tensors[s.name].detach().reshape(-1).float() for s in where.slots]
     return torch.cat(parts) if parts else torch.empty(0)
 
 

@@ -6,9 +6,7 @@ from torch.nn import functional as F
 
 
 class GPTBlock(nn.Module):
-    """Causal self-attention, then a two-layer perceptron; each normalises its input and adds to
-    it.
-    """
+    """Causal self-attention, then a two-layer perceptron, each with norm and skip."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -48,9 +46,7 @@ class GPT(nn.Module):
         self.layers = nn.Sequential(*[GPTBlock(width, heads) for _ in range(layers)])
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, outputs, bias=False)
         for name, p in self.named_parameters():
-            if (
-                p.ndim == 2
-            ):  # GPT-2's; what adds to the stream is scaled down by the number of additions
+            if p.ndim == 2:  # GPT-2's: what adds to the stream is scaled by the number of additions
                 adds = name.endswith(("mix.weight", "down.weight"))
                 nn.init.normal_(p, std=0.02 / (2 * layers) ** 0.5 if adds else 0.02)
             elif name.endswith("bias"):

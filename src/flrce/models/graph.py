@@ -1,5 +1,7 @@
 """A feed-forward module as layers and what feeds each of them, read with torch.fx.
 
+Sub-models, layer freezing and the GPU need a chain: a list of layers, each fed by the last.
+
 Hooks, shared parameters, layers used twice and unknown operations are refused with the reason.
 """
 
@@ -13,7 +15,9 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from flrce.errors import BadInput
+from flrce.models.abilities import ChainDeclaringNetwork
 from flrce.models.kinds import (
+    BASIC_KINDS,
     FUNCTION_KINDS,
     AddLayer,
     LayerKinds,
@@ -28,9 +32,7 @@ INPUT_NODE = -1  # the number of what comes in
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """One step of a network. `name` is the module's path ("" for a function), `inside`/`out` one
-    sample's shapes.
-    """
+    """One step of a network: its module's path ("" for a function), one sample's shapes."""
 
     kind: str
     name: str
@@ -52,9 +54,7 @@ class LayerNode:
 
 @dataclass(frozen=True)
 class LayerGraph:
-    """A module's layers, each after those that feed it; `output` is the last one's number where all
-    goes into it.
-    """
+    """A module's layers, each after its sources; `output`: number of the last, if it is one."""
 
     nodes: tuple[LayerNode, ...]
     output: int | None
@@ -63,16 +63,15 @@ class LayerGraph:
 def build_layer_graph(
     module: nn.Module, shape: tuple[int, ...], kinds: LayerKinds, branches: bool = True
 ) -> LayerGraph:
-    """The module's layers for one sample of this shape; BadInput if it has others than of these
-    kinds.
+    """The module's layers for a sample of this shape; BadInput if it has others than `kinds`.
 
     Without `branches` each layer must be fed by the last.
     """
     owner = type(module).__name__
-    if found := find_hooks(module):  # such as torch's older weight_norm and spectral_norm
-        raise BadInput(f"{owner} has {found}; a chain's layers have none")
-    if found := find_tied_parameters(module):
-        raise BadInput(f"{owner} has {found}; a chain's layers share none")
+    if problem := find_hooks(module):  # such as torch's older weight_norm and spectral_norm
+        raise BadInput(f"{owner} has {problem}; a chain's layers have none")
+    if problem := find_tied_parameters(module):
+        raise BadInput(f"{owner} has {problem}; a chain's layers share none")
     try:
         steps = trace_graph(module, kinds)
     except BadInput:
@@ -116,38 +115,25 @@ def _walk_traced_graph(
             sizes[step] = size
             continue
         else:
+            where = f"at {step.name!r}"
             kind, name, call = _identify_layer(step, modules, owner, kinds)
             fed = [one for one in _list_input_steps(step, kind, owner) if one not in sizes]
             if not branches and fed != [previous]:
-                raise BadInput(
-                    f"{owner} branches at {step.name!r}; a chain feeds each layer from the last"
-                )
-            if (
-                branches
-                and _is_in_place(step, call)
-                and len([one for one in fed[0].users if one not in sizes]) > 1
-            ):
-                raise BadInput(
-                    f"{owner} changes in place at {step.name!r} what another layer reads"
-                )
+                raise BadInput(f"{owner} branches {where}; a chain feeds each layer from the last")
+            readers = [one for one in fed[0].users if one not in sizes] if branches else []
+            if len(readers) > 1 and _is_in_place(step, call):
+                raise BadInput(f"{owner} changes in place {where} what another layer reads")
             given = [values[one][1] for one in fed]
             inside = tuple(given[0].shape[1:])
-            y = _run_layer(call, given, f"{owner} at {step.name!r}")
-            if (
-                kind == "flatten"
-                and step.op != "call_module"
-                and not _is_flatten(step, given[0], sizes)
-            ):
-                raise BadInput(
-                    f"{owner} shapes samples anew at {step.name!r}; a chain only flattens them"
-                )
+            y = _run_layer(call, given, f"{owner} {where}")
+            reshapes = kind == "flatten" and step.op != "call_module"
+            if reshapes and not _is_flatten(step, given[0], sizes):
+                raise BadInput(f"{owner} shapes samples anew {where}; a chain only flattens them")
             if kind == "identity":
                 values[step] = (values[fed[0]][0], y)
             else:
-                how = get_layer_options(kind, call, inside)
-                layer = LayerSpec(
-                    kind, name, inside, tuple(y.shape[1:]), tuple(sorted(how.items()))
-                )
+                options = tuple(sorted(get_layer_options(kind, call, inside).items()))
+                layer = LayerSpec(kind, name, inside, tuple(y.shape[1:]), options)
                 nodes.append(LayerNode(layer, tuple(values[one][0] for one in fed)))
                 values[step] = (len(nodes) - 1, y)
         previous = step
@@ -167,9 +153,7 @@ def _list_input_steps(step: fx.Node, kind: str, owner: str) -> list[fx.Node]:
 def _evaluate_shape_query(
     step: fx.Node, values: Mapping[fx.Node, tuple[int, Tensor]], sizes: Mapping[fx.Node, Any]
 ) -> Any:
-    """What a step asks of a shape: all of it, or a number of it; None where it does something
-    else.
-    """
+    """The shape, or a number of it, that a step asks for; None for other steps."""
     first = step.args[0] if step.args else None
     if not isinstance(first, fx.Node):
         return None
@@ -256,20 +240,37 @@ def _make_functional_layer(kind: str, node: fx.Node) -> Any:
             **{key: value for key, value in values.items() if key in names and value is not None}
         )
     if kind == "avgpool":
-        first: Any = (
-            args[0]
-            if args
-            else next((rest[key] for key in ("dim", "output_size") if key in rest), None)
-        )
+        first: Any = args[0] if args else rest.get("dim", rest.get("output_size"))
         if first is None:
             raise BadInput(
                 f"a mean over all samples at {node.name!r}; a chain only averages planes"
             )
         if node.target in ("mean", torch.mean):
             return MeanLayer(first, bool(rest.get("keepdim", args[1] if len(args) > 1 else False)))
-        return (
-            nn.AdaptiveAvgPool1d(first)
-            if node.target is F.adaptive_avg_pool1d
-            else nn.AdaptiveAvgPool2d(first)
-        )
+        if node.target is F.adaptive_avg_pool1d:
+            return nn.AdaptiveAvgPool1d(first)
+        return nn.AdaptiveAvgPool2d(first)
     return {"flatten": nn.Flatten, "relu": nn.ReLU, "tanh": nn.Tanh, "add": AddLayer}[kind]()
+
+
+@dataclass(frozen=True)
+class LayerChain:
+    """A module as a sequence of layers, input first."""
+
+    layers: tuple[LayerSpec, ...]
+
+    @property
+    def weight_layers(self) -> tuple[LayerSpec, ...]:
+        """The layers that have weights. A block to freeze starts at each of them."""
+        return tuple(layer for layer in self.layers if layer.kind in ("conv", "linear"))
+
+
+def build_layer_chain(
+    module: nn.Module, shape: tuple[int, ...], kinds: LayerKinds = BASIC_KINDS
+) -> LayerChain:
+    """The module's layers for a sample of this shape; BadInput unless it is a chain of `kinds`."""
+    if isinstance(module, ChainDeclaringNetwork) and not module.chained:
+        raise BadInput(f"{type(module).__name__} branches; a chain feeds each layer from the last")
+    return LayerChain(
+        tuple(node.layer for node in build_layer_graph(module, shape, kinds, branches=False).nodes)
+    )

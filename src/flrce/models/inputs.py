@@ -16,9 +16,7 @@ log = logging.getLogger("flrce")
 
 
 def scale_inputs(x: Tensor, scale: float, shift: float) -> Tensor:
-    """x * scale + shift in float32; int64 holds token ids, which are looked up and not computed
-    with.
-    """
+    """x * scale + shift in float32; int64 holds token ids and stays as it is."""
     if x.dtype == torch.int64:
         return x
     if x.dtype == torch.float32:
@@ -29,17 +27,15 @@ def scale_inputs(x: Tensor, scale: float, shift: float) -> Tensor:
 def validate_network(
     net: nn.Module, x: Tensor, outputs: int | None = None, inputs: str = ""
 ) -> None:
-    """Runs a copy of the net on a few samples, as it will see them; BadInput where it cannot take
-    them.
+    """Run a copy of the net on a few samples; BadInput where it cannot take them.
 
     With `outputs`, it must give at least so many scores. `inputs` describes several in one row.
     """
     shape = tuple(x.shape[1:])
-    what = (
-        f"token ids of shape {shape}"
-        if x.dtype == torch.int64
-        else f"float32 samples of shape {shape}"
-    )
+    if x.dtype == torch.int64:
+        what = f"token ids of shape {shape}"
+    else:
+        what = f"float32 samples of shape {shape}"
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             out = copy.deepcopy(net).eval().to(x.device)(x)
@@ -107,9 +103,7 @@ def validate_single_sample_batch(net: nn.Module, x: Tensor) -> None:
 
 
 def initialize_lazy_layers(net: nn.Module, x: Tensor, seed: int) -> nn.Module:
-    """The net with its lazy layers (nn.LazyLinear, ...) as large as these samples want them, drawn
-    from the seed.
-    """
+    """The net with its lazy layers sized for these samples and drawn from the seed."""
     if not any(map(is_lazy, (*net.parameters(), *net.buffers()))):
         return net
     make_buffer: Any = UninitializedBuffer  # torch's stub knows no dtype
@@ -145,9 +139,7 @@ def iter_output_tensors(out: Any) -> Iterator[Tensor]:
 
 
 def find_scores(out: Any) -> Tensor:
-    """The scores among what a network gave: `logits` of a dict or an output of transformers, else
-    the first tensor.
-    """
+    """The scores in a network's output: `logits` of a dict, else the first tensor."""
     if isinstance(out, Mapping) and isinstance(out.get("logits"), Tensor):
         return out["logits"]  # type: ignore[no-any-return]
     return next(iter_output_tensors(out))

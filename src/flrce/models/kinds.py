@@ -1,5 +1,4 @@
-"""Which layers a network may have: their kinds, what functions stand for them, and their options as
-plain values.
+"""Kinds of layers that a network may have, functions that stand for them, their options.
 
 Layers in one dimension are those in two on planes of one row.
 """
@@ -18,28 +17,18 @@ LayerKinds = dict[type[nn.Module], str]
 
 #: what sub-models, freezing and every engine know
 BASIC_KINDS: LayerKinds = {
-    nn.Conv2d: "conv",
-    nn.Linear: "linear",
-    nn.BatchNorm2d: "batchnorm",
-    nn.BatchNorm1d: "batchnorm",
-    nn.ReLU: "relu",
-    nn.Tanh: "tanh",
-    nn.MaxPool2d: "maxpool",
-    nn.Flatten: "flatten",
-    nn.Dropout: "dropout",
-    nn.Identity: "identity",
+    **{nn.Conv2d: "conv", nn.Linear: "linear"},
+    **dict.fromkeys((nn.BatchNorm2d, nn.BatchNorm1d), "batchnorm"),
+    **{nn.ReLU: "relu", nn.Tanh: "tanh", nn.MaxPool2d: "maxpool"},
+    **{nn.Flatten: "flatten", nn.Dropout: "dropout", nn.Identity: "identity"},
 }
 #: what the fused CPU kernels know beside these
 FUSED_KINDS: LayerKinds = {
     **BASIC_KINDS,
-    nn.Conv1d: "conv",
-    nn.MaxPool1d: "maxpool",
-    nn.GroupNorm: "groupnorm",
-    nn.LayerNorm: "groupnorm",
-    nn.AvgPool1d: "avgpool",
-    nn.AvgPool2d: "avgpool",
-    nn.AdaptiveAvgPool1d: "avgpool",
-    nn.AdaptiveAvgPool2d: "avgpool",
+    **{nn.Conv1d: "conv", nn.MaxPool1d: "maxpool"},
+    **dict.fromkeys((nn.GroupNorm, nn.LayerNorm), "groupnorm"),
+    **dict.fromkeys((nn.AvgPool1d, nn.AvgPool2d), "avgpool"),
+    **dict.fromkeys((nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d), "avgpool"),
 }
 
 
@@ -69,25 +58,12 @@ class AddLayer(nn.Module):
 RESIDUAL_KINDS: LayerKinds = {**FUSED_KINDS, AddLayer: "add"}
 #: functions and methods that stand for a layer without parameters
 FUNCTION_KINDS: dict[Any, str] = {
-    F.relu: "relu",
-    torch.relu: "relu",
-    "relu": "relu",
-    torch.tanh: "tanh",
-    F.tanh: "tanh",
-    "tanh": "tanh",
-    F.max_pool2d: "maxpool",
-    torch.max_pool2d: "maxpool",
-    torch.flatten: "flatten",
-    "flatten": "flatten",
-    F.adaptive_avg_pool1d: "avgpool",
-    F.adaptive_avg_pool2d: "avgpool",
-    torch.mean: "avgpool",
-    "mean": "avgpool",
-    operator.add: "add",
-    operator.iadd: "add",
-    torch.add: "add",
-    "add": "add",
-    "add_": "add",
+    **dict.fromkeys((F.relu, torch.relu, "relu"), "relu"),
+    **dict.fromkeys((F.tanh, torch.tanh, "tanh"), "tanh"),
+    **dict.fromkeys((F.max_pool2d, torch.max_pool2d), "maxpool"),
+    **dict.fromkeys((torch.flatten, "flatten"), "flatten"),
+    **dict.fromkeys((F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, torch.mean, "mean"), "avgpool"),
+    **dict.fromkeys((operator.add, operator.iadd, torch.add, "add", "add_"), "add"),
 }
 ADAPTIVE_POOLS = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d)
 
@@ -105,15 +81,8 @@ def get_layer_options(kind: str, layer: Any, inside: tuple[int, ...]) -> dict[st
                 f"{name} with padding={layer.padding!r}, mode {layer.padding_mode!r}; use integers"
                 " and zeros"
             )
-        flat = isinstance(layer, nn.Conv1d)
-        return {
-            "bias": layer.bias is not None,
-            "kernel": _to_pair(layer.kernel_size, 1, flat),
-            "stride": _to_pair(layer.stride, 1, flat),
-            "padding": _to_pair(layer.padding, 0, flat),
-            "dilation": _to_pair(layer.dilation, 1, flat),
-            "groups": layer.groups,
-        }
+        window = _get_window_options(layer, isinstance(layer, nn.Conv1d))
+        return {**window, "bias": layer.bias is not None, "groups": layer.groups}
     if kind == "linear":
         return {"bias": layer.bias is not None}
     if kind == "batchnorm":
@@ -124,14 +93,8 @@ def get_layer_options(kind: str, layer: Any, inside: tuple[int, ...]) -> dict[st
             "running": layer.track_running_stats,
         }
     if kind == "maxpool":
-        flat = isinstance(layer, nn.MaxPool1d)
-        return {
-            "kernel": _to_pair(layer.kernel_size, 1, flat),
-            "stride": _to_pair(layer.stride, 1, flat),
-            "padding": _to_pair(layer.padding, 0, flat),
-            "dilation": _to_pair(layer.dilation, 1, flat),
-            "ceil": layer.ceil_mode,
-        }
+        window = _get_window_options(layer, isinstance(layer, nn.MaxPool1d))
+        return {**window, "ceil": layer.ceil_mode}
     if kind == "groupnorm":
         if isinstance(layer, nn.LayerNorm) and len(inside) != 1:
             raise BadInput(f"LayerNorm on samples of shape {inside}; flatten first")
@@ -149,10 +112,18 @@ def get_layer_options(kind: str, layer: Any, inside: tuple[int, ...]) -> dict[st
     return {}
 
 
+def _get_window_options(layer: Any, flat: bool) -> dict[str, Any]:
+    """The window that a convolution or pool slides over its input."""
+    return {
+        "kernel": _to_pair(layer.kernel_size, 1, flat),
+        "stride": _to_pair(layer.stride, 1, flat),
+        "padding": _to_pair(layer.padding, 0, flat),
+        "dilation": _to_pair(layer.dilation, 1, flat),
+    }
+
+
 def _get_average_pool_options(layer: Any, inside: tuple[int, ...]) -> dict[str, Any]:
-    """Windows of an average: an adaptive one has as many as it is asked for, all of one size where
-    they fit.
-    """
+    """The window of an average pool. An adaptive pool needs windows of one size."""
     plane = inside[1:]
     if isinstance(layer, MeanLayer):
         if sorted(dim % (1 + len(inside)) for dim in layer.dims) != list(range(2, 1 + len(inside))):

@@ -38,8 +38,7 @@ class CastLinear(nn.Linear):
 
 
 class Llama(nn.Module):
-    """Token ids (N, L) -> scores (N, L, vocabulary) after every id, or (N, vocabulary) after the
-    last.
+    """Token ids (N, L) -> scores (N, L, vocabulary), or (N, vocabulary) after the last id.
 
     `recompute` keeps only each block's input for the backward pass and runs the block again there:
     less memory, a third more work.
@@ -83,11 +82,10 @@ class Llama(nn.Module):
             else:
                 x = layer(x, mask, position_embeddings=turn)
         x = self.norm(x if self.every else x[:, -1:])
-        scores: Tensor = (
-            F.linear(x.to(self.tokens.dtype), self.tokens).float()
-            if self.head is None
-            else self.head(x)
-        )
+        if self.head is None:
+            scores: Tensor = F.linear(x.to(self.tokens.dtype), self.tokens).float()
+        else:
+            scores = self.head(x)
         return scores if self.every else scores[:, 0]
 
     def max_samples_per_pass(self, shape: tuple[int, ...]) -> int:
@@ -126,9 +124,7 @@ def compute_rotary_table(
 def load_llama(
     path: Path | str, dtype: str = "float32", every: bool = True, recompute: bool = False
 ) -> Llama:
-    """The network of a file or folder; its weights are read once and shared by all that load
-    them.
-    """
+    """The network of a file or folder. Its weights are read once and shared."""
     if dtype not in WEIGHT_DTYPES:
         raise BadInput(f"dtype = {dtype!r}: {suggest_name(str(dtype), WEIGHT_DTYPES)}")
     where = locate_model(path)
@@ -149,11 +145,9 @@ def _load_network(path: Path, stamp: int, dtype: str) -> Llama:
     if language.config.tie_word_embeddings:
         del shapes["lm_head.weight"]
     need = sum(torch.Size(shape).numel() for shape in shapes.values())
-    remedy = (
-        "give a smaller model"
-        if dtype == "bfloat16"
-        else "set model.options.dtype = 'bfloat16', or give a smaller one"
-    )
+    remedy = "set model.options.dtype = 'bfloat16', or give a smaller one"
+    if dtype == "bfloat16":
+        remedy = "give a smaller model"
     require_memory(need * WEIGHT_DTYPES[dtype].itemsize, f"{path} in {dtype}", remedy)
     weights = {
         name: _read_weight(language, name, shape).to(WEIGHT_DTYPES[dtype])
@@ -163,10 +157,10 @@ def _load_network(path: Path, stamp: int, dtype: str) -> Llama:
     for module in list(net.modules()):
         if dtype == "bfloat16" and type(module) is nn.Linear:
             module.__class__ = CastLinear
-    made = Llama(net.requires_grad_(False), *_compute_rotary_frequencies(language, net))
-    made.provision = language.nbytes
-    share_frozen_parameters(made)
-    return made
+    network = Llama(net.requires_grad_(False), *_compute_rotary_frequencies(language, net))
+    network.provision = language.nbytes
+    share_frozen_parameters(network)
+    return network
 
 
 def _build_without_weights(language: LanguageModel) -> Any:

@@ -91,8 +91,7 @@ class HadamardConvolution(nn.Module):
 
 
 def factorize_network(net: nn.Module, gamma: float, seed: int = 0) -> nn.Module:
-    """A copy of the net whose linear layers and convolutions are low-rank Hadamard products, where
-    that has fewer floats.
+    """A copy of the net with low-rank Hadamard products where these have fewer floats.
 
     The rank is ceil((1 - gamma) r_min + gamma r_max): r_min is the least whose products can have
     full rank, r_max the largest with fewer floats than W. The factors are drawn so that W has the

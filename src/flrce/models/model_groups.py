@@ -39,20 +39,20 @@ class ModelGroups(nn.Module):
 
 def _reset_copy(net: nn.Module, seed: int, j: int) -> nn.Module:
     """A copy with parameters drawn anew, by the layers' own initialisation."""
-    made = copy.deepcopy(net)
+    copied = copy.deepcopy(net)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(make_stream(seed, "model groups", j).integers(2**63)))
-        for layer in made.modules():
+        for layer in copied.modules():
             if callable(getattr(layer, "reset_parameters", None)):
                 layer.reset_parameters()  # type: ignore[operator]
-    pairs = zip(net.parameters(), made.parameters(), strict=True)
+    pairs = zip(net.parameters(), copied.parameters(), strict=True)
     if all(torch.equal(one, two) for one, two in pairs):
         raise BadInput(
             f"{type(net).__name__} has no layers with reset_parameters, so that all model groups"
             " would begin alike; pass model=flrce.models.model_groups.ModelGroups with members of"
             " your own"
         )
-    return made
+    return copied
 
 
 def find_group_columns(sizes: Sequence[tuple[str, int]], k: int) -> list[Tensor]:
@@ -66,4 +66,4 @@ def find_group_columns(sizes: Sequence[tuple[str, int]], k: int) -> list[Tensor]
         at += size
     if not all(columns):
         raise BadInput(f"the network has no {k} model groups")
-    return [torch.cat(found) for found in columns]
+    return [torch.cat(parts) for parts in columns]

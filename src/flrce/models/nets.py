@@ -1,6 +1,4 @@
-"""Networks by name: the paper's CNNs (its refs. randdrop, hermes), and one or more for every kind
-of sample.
-"""
+"""Networks by name: the paper's CNNs, and at least one for every kind of sample."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -23,90 +21,45 @@ SampleKind = Literal["images", "series", "tokens", "numbers"]
 LayerSize = Annotated[int, Ge(1), Le(1 << 20)]  # of a layer, or how many there are
 
 
+def _make_convolutions(channels: int, widths: tuple[int, int], **how: Any) -> list[nn.Module]:
+    """Two convolutions, each with BatchNorm, ReLU and a pool that halves the image."""
+    layers: list[nn.Module] = []
+    for width in widths:
+        layers += [nn.Conv2d(channels, width, **how), nn.BatchNorm2d(width)]
+        layers += [nn.ReLU(), nn.MaxPool2d(2)]
+        channels = width
+    return [*layers, nn.Flatten()]
+
+
 def _build_cifar_cnn(classes: int, tanh: bool = False) -> nn.Sequential:
-    """conv 3-6-16 (3x3, pad 1), each BatchNorm-ReLU-pool; fc 1024-120-84 without bias; fc-classes.
+    """conv 3-6-16 (3x3, pad 1); fc 1024-120-84 without bias; fc-classes.
 
     `tanh`: the released code's network for CIFAR100 (`cifar100/models.py` at commit bae0216), which
     has a tanh behind the ReLU of each hidden linear layer. It bounds what reaches the last layer;
     the paper's text has no word of it.
     """
-    # one module each: a chain shares none
-    first, second = ([nn.Tanh()], [nn.Tanh()]) if tanh else ([], [])
-    return nn.Sequential(
-        nn.Conv2d(3, 6, 3, padding=1),
-        nn.BatchNorm2d(6),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(6, 16, 3, padding=1),
-        nn.BatchNorm2d(16),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(1024, 120, bias=False),
-        nn.ReLU(),
-        *first,
-        nn.Linear(120, 84, bias=False),
-        nn.ReLU(),
-        *second,
-        nn.Linear(84, classes),
-    )
+    layers = _make_convolutions(3, (6, 16), kernel_size=3, padding=1)
+    for inside, out in ((1024, 120), (120, 84)):
+        layers += [nn.Linear(inside, out, bias=False), nn.ReLU(), *([nn.Tanh()] if tanh else [])]
+    return nn.Sequential(*layers, nn.Linear(84, classes))
 
 
 def _build_emnist_cnn(classes: int) -> nn.Sequential:
-    """conv 1-20-20 (3x3, pad 1), each BatchNorm-ReLU-pool; fc 980-classes."""
-    return nn.Sequential(
-        nn.Conv2d(1, 20, 3, padding=1),
-        nn.BatchNorm2d(20),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(20, 20, 3, padding=1),
-        nn.BatchNorm2d(20),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(980, classes),
-    )
+    """conv 1-20-20 (3x3, pad 1); fc 980-classes."""
+    layers = _make_convolutions(1, (20, 20), kernel_size=3, padding=1)
+    return nn.Sequential(*layers, nn.Linear(980, classes))
 
 
 def _build_speech_cnn(classes: int) -> nn.Sequential:
-    """conv 1-50-50 (2x2, stride 2, pad 2) on 32x32 features, each BatchNorm-ReLU-pool; fc
-    450-classes.
-    """
-    return nn.Sequential(
-        nn.Conv2d(1, 50, 2, stride=2, padding=2),
-        nn.BatchNorm2d(50),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(50, 50, 2, stride=2, padding=2),
-        nn.BatchNorm2d(50),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(450, classes),
-    )
+    """conv 1-50-50 (2x2, stride 2, pad 2) on 32x32 features; fc 450-classes."""
+    layers = _make_convolutions(1, (50, 50), kernel_size=2, stride=2, padding=2)
+    return nn.Sequential(*layers, nn.Linear(450, classes))
 
 
 def _build_digits_cnn(classes: int) -> nn.Sequential:
     """A small relative of the EMNIST net for 8x8 images."""
-    return nn.Sequential(
-        nn.Conv2d(1, 8, 3, padding=1),
-        nn.BatchNorm2d(8),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(8, 16, 3, padding=1),
-        nn.BatchNorm2d(16),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(64, classes),
-    )
-
-
-def _build_mlp(shape: tuple[int, ...], classes: int, hidden: int = 64) -> nn.Sequential:
-    width = int(torch.Size(shape).numel())
-    return nn.Sequential(
-        nn.Flatten(), nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, classes)
-    )
+    layers = _make_convolutions(1, (8, 16), kernel_size=3, padding=1)
+    return nn.Sequential(*layers, nn.Linear(64, classes))
 
 
 #: name -> (input shape it wants, or None for any; builder from number of classes)
@@ -138,9 +91,7 @@ class NetworkRequirements:
 
 @dataclass(frozen=True)
 class NetworkKind:
-    """One kind of network: samples it takes, what builds it of a Need, and arguments it may be
-    given.
-    """
+    """One kind of network: the samples it takes, its builder, and its options."""
 
     takes: SampleKind  # "numbers": of any shape
     make: Callable[..., nn.Module]
@@ -152,21 +103,27 @@ def _build_linear(need: NetworkRequirements) -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), nn.Linear(int(torch.Size(need.shape).numel()), need.outputs))
 
 
+def _build_mlp(need: NetworkRequirements, hidden: int = 64) -> nn.Sequential:
+    width = int(torch.Size(need.shape).numel())
+    layers = (nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, need.outputs))
+    return nn.Sequential(nn.Flatten(), *layers)
+
+
 def _make_resnet_kind(
     widths: tuple[int, ...], blocks: int, norm: Literal["group", "batch"]
 ) -> NetworkKind:
-    return NetworkKind(
-        "images", lambda need: ResNet(need.shape[0], need.outputs, widths, blocks, norm)
-    )
+    def build_resnet(need: NetworkRequirements) -> nn.Module:
+        return ResNet(need.shape[0], need.outputs, widths, blocks, norm)
+
+    return NetworkKind("images", build_resnet)
 
 
 def _make_recurrent_kind(cell: Literal["lstm", "gru"]) -> NetworkKind:
     def build_recurrent(need: NetworkRequirements, **more: int) -> nn.Module:
         return RecurrentNetwork(need.vocabulary, need.outputs, need.every, cell, **more)
 
-    return NetworkKind(
-        "tokens", build_recurrent, {"embedding": LayerSize, "width": LayerSize, "layers": LayerSize}
-    )
+    options = dict.fromkeys(("embedding", "width", "layers"), LayerSize)
+    return NetworkKind("tokens", build_recurrent, options)
 
 
 def _build_efficientnet(need: NetworkRequirements, **more: Any) -> nn.Module:
@@ -204,29 +161,19 @@ def _build_llama(
             f" {net.vocabulary}; set data.tokenizer to the model's path"
         )
     if need.shape[0] > net.context:
-        log.warning(
-            "samples of %d ids, and the model was made for %d: perplexity suffers beyond; lower"
-            " data.length",
-            need.shape[0],
-            net.context,
-        )
+        text = "samples of %d ids, and the model was made for %d: perplexity suffers beyond;"
+        log.warning(f"{text} lower data.length", need.shape[0], net.context)
     adapted = add_lora_adapters(net, rank, alpha, targets)
-    return (
-        SeedSpaceNetwork(
+    if seeds:
+        return SeedSpaceNetwork(
             freeze_parameters(adapted, ["*.lora_A"]), seeds, int(torch.randint(2**31, ()))
         )
-        if seeds
-        else adapted
-    )
+    return adapted
 
 
 NARROW, WIDE = (16, 32, 64), (64, 128, 256, 512)
 NETWORK_KINDS: dict[str, NetworkKind] = {
-    "mlp": NetworkKind(
-        "numbers",
-        lambda need, hidden=64: _build_mlp(need.shape, need.outputs, hidden),
-        {"hidden": LayerSize},
-    ),
+    "mlp": NetworkKind("numbers", _build_mlp, {"hidden": LayerSize}),
     "logistic": NetworkKind("numbers", _build_linear),
     "linear": NetworkKind("numbers", _build_linear),
     "resnet-8": _make_resnet_kind(NARROW, 1, "group"),
@@ -266,9 +213,7 @@ NETWORK_NAMES = ("auto", *PAPER_CNNS, *NETWORK_KINDS)
 
 
 def choose_network(need: NetworkRequirements) -> str:
-    """The net for such samples: LEAF's for token ids, the paper's of this shape (without tanh),
-    else the MLP.
-    """
+    """The net for such samples: an LSTM for token ids, the paper's of this shape, else an MLP."""
     if need.sample_kind == "tokens":
         return "lstm"
     if need.sample_kind == "series":
@@ -286,9 +231,7 @@ def build_network(
     options: Mapping[str, Any] | None = None,
     signed: bool = False,
 ) -> nn.Module:
-    """A freshly initialised net; the same seed gives the same weights, whatever was drawn
-    before.
-    """
+    """A new net. The same seed gives the same weights, whatever was drawn before."""
     need = NetworkRequirements(shape, outputs, vocabulary, every, signed)
     if name == "auto":
         name = choose_network(need)

@@ -1,6 +1,4 @@
-"""The part of a model that a client holds and sends back: all of it, some units of each layer, or
-its last blocks.
-"""
+"""The part of a model that a client trains and sends: all, some units, or the last blocks."""
 
 import copy
 from dataclasses import dataclass, replace
@@ -9,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from flrce.errors import BadInput
-from flrce.models.chain import LayerChain, build_layer_chain
 from flrce.models.flat import ModelLayout
+from flrce.models.graph import LayerChain, build_layer_chain
 from flrce_client.bits import floor_share as floor_share
 
 TensorSizes = tuple[tuple[str, int], ...]
@@ -18,9 +16,7 @@ TensorSizes = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True, eq=False)
 class ModelPart:
-    """`held`: coordinates of w a client receives and trains in `net`; `sent`: positions in those it
-    sends back.
-    """
+    """`held`: coordinates of w that a client receives; `sent`: positions in those it sends."""
 
     net: nn.Module
     key: tuple[float | int, ...]  # (rate, first): parts of one key share shapes and work
@@ -45,41 +41,33 @@ def make_whole_part(net: nn.Module, where: ModelLayout) -> ModelPart:
 def freeze_part_blocks(
     part: ModelPart, where: ModelLayout, blocks: LayerChain, first: int
 ) -> ModelPart:
-    """The part with its blocks before `first` frozen, and so not sent; `where` and `blocks`
-    describe its net.
-    """
+    """The part with its blocks before `first` frozen and not sent."""
     names = list_frozen_layers(blocks, first)
-    sent, told = [], []
+    sent, names_sent = [], []
     for slot, name in zip(where.slots, part.names, strict=True):
         if slot.name.rpartition(".")[0] not in names:
             sent.append(torch.arange(slot.offset, slot.offset + slot.size))
-            told.append(name)
+            names_sent.append(name)
     return replace(
-        part, key=(part.key[0], first), names=tuple(told), sent=torch.cat(sent), first=first
+        part, key=(part.key[0], first), names=tuple(names_sent), sent=torch.cat(sent), first=first
     )
 
 
 def list_frozen_layers(blocks: LayerChain, first: int) -> frozenset[str]:
-    """Names of the layers that are frozen when training starts at block `first`; a block's
-    BatchNorm belongs to it.
-    """
+    """Names of the frozen layers if training starts at block `first`, BatchNorm included."""
     if not 0 <= first < len(blocks.weight_layers):
         raise BadInput(
             f"first trained block {first}: must lie in 0..{len(blocks.weight_layers) - 1}, the"
             " network's blocks"
         )
     cut = blocks.layers.index(blocks.weight_layers[first])
-    return (
-        frozenset(layer.name for layer in blocks.layers[:cut] if layer.name)
-        if first
-        else frozenset()
-    )
+    if first:
+        return frozenset(layer.name for layer in blocks.layers[:cut] if layer.name)
+    return frozenset()
 
 
 def copy_for_training(part: ModelPart, shape: tuple[int, ...]) -> nn.Module:
-    """A copy of the part's net as it trains: frozen blocks in eval mode and without gradients, so
-    fewer FLOPs.
-    """
+    """A copy of the part's net for training, with frozen blocks in eval mode."""
     net = copy.deepcopy(part.net).train()
     if part.first:
         modules = dict(net.named_modules())

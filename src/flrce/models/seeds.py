@@ -1,5 +1,4 @@
-"""A model as a few numbers: how far it went along each of K random directions (FedKSeed, Qin et al.
-2024).
+"""A model as its steps along K random directions (FedKSeed, Qin et al. 2024).
 
 Directions follow from seeds that everybody can draw, so K numbers are the whole model: they travel,
 are compared, averaged and remembered; what they stand for is worked out where it is needed.
@@ -24,8 +23,7 @@ DIRECTIONS_PER_CHUNK = 64  # directions turned into floats at a time
 
 
 class SeedSpaceNetwork(nn.Module):
-    """The net at theta_0 + sum_s steps_s z_s; z_s (d,) of -1 and 1. Only `steps` (K,) train and
-    travel.
+    """The net at theta_0 + sum_s steps_s z_s, z_s (d,) of -1 and 1. Only `steps` (K,) train.
 
     theta are the net's parameters that train; they are fixed at theta_0 here. Nets of transformers
     and peft will do.
@@ -45,11 +43,8 @@ class SeedSpaceNetwork(nn.Module):
         self.net, self.names = net.requires_grad_(False), tuple(name for name, _ in moving)
         d = sum(p.numel() for _, p in moving)
         # one byte a sign, and twice that while they are made
-        require_memory(
-            3 * K * d,
-            f"a seed space of {K} directions of {d} numbers",
-            "set fewer seeds, a lower rank or fewer targets",
-        )
+        what = f"a seed space of {K} directions of {d} numbers"
+        require_memory(3 * K * d, what, "set fewer seeds, a lower rank or fewer targets")
         bits = np.frombuffer(make_stream(seed, "directions").bytes(-(-K * d // 8)), np.uint8)
         signs = np.unpackbits(bits)[: K * d]
         self.signs = FrozenParameter(torch.from_numpy(signs.astype(np.int8) * 2 - 1).reshape(K, d))
@@ -61,11 +56,8 @@ class SeedSpaceNetwork(nn.Module):
     def compute_parameters(self) -> dict[str, Tensor]:
         """What the steps make of the net's parameters, by name."""
         away = torch.zeros(self.signs.shape[1], device=self.steps.device)  # (d,)
-        for some, signs in zip(
-            self.steps.split(DIRECTIONS_PER_CHUNK),
-            self.signs.split(DIRECTIONS_PER_CHUNK),
-            strict=True,
-        ):
+        chunks = (x.split(DIRECTIONS_PER_CHUNK) for x in (self.steps, self.signs))
+        for some, signs in zip(*chunks, strict=True):
             away = away + some @ signs.to(some.dtype)
         own, at, moved = dict(self.net.named_parameters()), 0, {}
         for name in self.names:

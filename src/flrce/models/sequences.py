@@ -1,6 +1,4 @@
-"""Networks for sequences: LEAF's stacked LSTM and a GRU for token ids, a 1-D CNN for time
-series.
-"""
+"""Networks for sequences: LSTM (LEAF's) and GRU for token ids, a 1-D CNN for time series."""
 
 from typing import Literal
 
@@ -8,8 +6,7 @@ from torch import Tensor, nn
 
 
 class RecurrentNetwork(nn.Module):
-    """Token ids (N, L) -> scores (N, outputs) after the last id, or (N, L, outputs) after every
-    one.
+    """Token ids (N, L) -> scores (N, outputs) after the last id, or (N, L, outputs).
 
     The defaults are LEAF's network for Shakespeare (Caldas et al. 2018): embedding 8, two layers of
     256.
@@ -39,24 +36,13 @@ class RecurrentNetwork(nn.Module):
 
 
 class TimeSeriesCNN(nn.Sequential):
-    """Time series (N, C, L) -> (N, outputs): three convolutions of 5 steps, each GroupNorm-ReLU,
-    then the mean.
-    """
+    """Series (N, C, L) -> (N, outputs): three convolutions, each GroupNorm-ReLU, then the mean."""
 
     def __init__(self, channels: int, outputs: int, width: int = 32) -> None:
-        super().__init__(
-            nn.Conv1d(channels, width, 5, padding=2),
-            nn.GroupNorm(4, width),
-            nn.ReLU(),
-            nn.MaxPool1d(2, ceil_mode=True),
-            nn.Conv1d(width, 2 * width, 5, padding=2),
-            nn.GroupNorm(4, 2 * width),
-            nn.ReLU(),
-            nn.MaxPool1d(2, ceil_mode=True),
-            nn.Conv1d(2 * width, 2 * width, 5, padding=2),
-            nn.GroupNorm(4, 2 * width),
-            nn.ReLU(),
-            nn.AdaptiveAvgPool1d(1),
-            nn.Flatten(),
-            nn.Linear(2 * width, outputs),
-        )
+        layers: list[nn.Module] = []
+        for out in (width, 2 * width, 2 * width):
+            layers += [nn.Conv1d(channels, out, 5, padding=2), nn.GroupNorm(4, out)]
+            layers += [nn.ReLU(), nn.MaxPool1d(2, ceil_mode=True)]
+            channels = out
+        layers[-1] = nn.AdaptiveAvgPool1d(1)
+        super().__init__(*layers, nn.Flatten(), nn.Linear(2 * width, outputs))

@@ -1,5 +1,4 @@
-"""A physically smaller network out of a chain of layers: some units of every hidden layer, input
-and logits intact.
+"""A smaller network from a chain of layers: some units of every hidden layer.
 
 Dropping a unit of one layer drops the inputs that it feeds in the next: a channel's BatchNorm, and
 after a flattening its whole block of H x W inputs. The small network is built anew from the chain,
@@ -8,6 +7,7 @@ so that a forward() with sizes written into it does not matter.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from numpy.random import Generator
@@ -16,16 +16,14 @@ from torch import Tensor, nn
 from flrce.core.pieces import Recipe
 from flrce.errors import BadInput
 from flrce.models.adapters import get_adapter_rank
-from flrce.models.chain import LayerChain, LayerSpec, build_layer_chain
 from flrce.models.flat import ModelLayout, make_layout
+from flrce.models.graph import LayerChain, LayerSpec, build_layer_chain
 from flrce.models.part import ModelPart, floor_share, list_frozen_layers
 
 
 @dataclass(frozen=True, eq=False)
 class SlicedNetwork:
-    """The small network of one rate; which units it stands for is said by their coordinates in
-    w.
-    """
+    """The small network of one rate. Its units are known by their coordinates in w."""
 
     rate: float
     net: nn.Sequential
@@ -36,12 +34,12 @@ class SlicedNetwork:
 
     def make_part(self, units: Sequence[Tensor]) -> ModelPart:
         """The part that holds these units of the hidden layers, input side first."""
-        found = find_kept_positions(self.layout, self.source, units)
+        positions = find_kept_positions(self.layout, self.source, units)
         held, names = [], []
         for slot in self.where.slots:
             position, _, tensor = slot.name.partition(".")
             name = f"{self.source.layers[int(position)].name}.{tensor}"
-            held.append(found[name] + self.layout[name].offset)
+            held.append(positions[name] + self.layout[name].offset)
             names.append((name, slot.size))
         return ModelPart(self.net, (self.rate, 0), tuple(names), torch.cat(held))
 
@@ -91,9 +89,7 @@ def validate_sliceable(blocks: LayerChain) -> None:
 
 
 def validate_recipe_network(recipe: Recipe, net: nn.Module, shape: tuple[int, ...]) -> None:
-    """BadInput where pieces of a recipe need a plain chain of layers, or more blocks, and the
-    network is none such.
-    """
+    """BadInput if pieces need a plain chain of layers, or more blocks, than the network has."""
     roles = {role: piece for role, piece in recipe.iter_pieces() if piece.needs_layer_chain}
     needing = list(roles.values())
     if not needing:
@@ -117,7 +113,7 @@ def find_kept_positions(
     where: ModelLayout, blocks: LayerChain, units: Sequence[Tensor]
 ) -> dict[str, Tensor]:
     """For each tensor of the chain, the flat positions within it that these hidden units keep."""
-    found: dict[str, Tensor] = {}
+    positions: dict[str, Tensor] = {}
     hidden = iter(units)
     # channels or units that reach the next layer
     flowing = torch.arange(blocks.layers[0].inside[0])
@@ -126,17 +122,17 @@ def find_kept_positions(
             out = next(hidden, torch.arange(layer.out[0]))
             weight = where[f"{layer.name}.weight"]
             grid = torch.arange(weight.size).reshape(weight.shape)  # (out, in, ...)
-            found[weight.name] = grid[out][:, flowing].flatten()
+            positions[weight.name] = grid[out][:, flowing].flatten()
             if layer["bias"]:
-                found[f"{layer.name}.bias"] = out
+                positions[f"{layer.name}.bias"] = out
             flowing = out
         elif layer.kind == "batchnorm":
             for name in ("weight", "bias", "running_mean", "running_var"):
-                found[f"{layer.name}.{name}"] = flowing
+                positions[f"{layer.name}.{name}"] = flowing
         elif layer.kind == "flatten":
             block = _count_inputs_per_channel(layer)
             flowing = (flowing[:, None] * block + torch.arange(block)).flatten()
-    return found
+    return positions
 
 
 def _count_inputs_per_channel(layer: LayerSpec) -> int:
@@ -173,16 +169,11 @@ def _build_sliced_network(net: nn.Module, source: LayerChain, narrow: LayerChain
 
 def _build_layer(layer: LayerSpec, like: nn.Module | None) -> nn.Module:
     options, inside, out = dict(layer.options), layer.inside[0], layer.out[0]
+    keys = {"kernel": "kernel_size", "stride": "stride", "padding": "padding"}
+    keys |= {"dilation": "dilation", "bias": "bias", "ceil": "ceil_mode"}
+    known: Any = {keys[key]: value for key, value in options.items() if key in keys}
     if layer.kind == "conv":
-        return nn.Conv2d(
-            inside,
-            out,
-            options["kernel"],
-            options["stride"],
-            options["padding"],
-            options["dilation"],
-            bias=options["bias"],
-        )
+        return nn.Conv2d(inside, out, **known)
     if layer.kind == "linear":
         return nn.Linear(inside, out, bias=options["bias"])
     if layer.kind == "batchnorm":
@@ -190,13 +181,7 @@ def _build_layer(layer: LayerSpec, like: nn.Module | None) -> nn.Module:
         kind: type[nn.Module] = type(like)
         return kind(out, options["eps"], options["momentum"], options["affine"], options["running"])
     if layer.kind == "maxpool":
-        return nn.MaxPool2d(
-            options["kernel"],
-            options["stride"],
-            options["padding"],
-            options["dilation"],
-            ceil_mode=options["ceil"],
-        )
+        return nn.MaxPool2d(**known)
     if layer.kind == "dropout":
         return nn.Dropout(options["p"])
     plain: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "flatten": nn.Flatten}

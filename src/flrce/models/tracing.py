@@ -1,6 +1,4 @@
-"""What a module calls, in order, by torch.fx; and what a trace would not show: hooks, shared
-parameters.
-"""
+"""What a module calls in order, by torch.fx; and hooks and shared parameters."""
 
 import copy
 from collections.abc import Iterator
@@ -19,24 +17,16 @@ TRACING_LOCK = Lock()
 
 
 def find_hooks(module: nn.Module) -> str:
-    """Where something happens as a layer is called that its own code does not say; "" where nothing
-    does.
-    """
+    """Where a hook runs that a layer's own code does not show; "" if none does."""
     for path, layer in module.named_modules():
-        if (
-            layer._forward_hooks
-            or layer._forward_pre_hooks
-            or layer._backward_hooks
-            or layer._backward_pre_hooks
-        ):
+        forward = layer._forward_hooks or layer._forward_pre_hooks
+        if forward or layer._backward_hooks or layer._backward_pre_hooks:
             return f"a hook at {path!r}" if path else "a hook"
     return ""
 
 
 def find_tied_parameters(module: nn.Module) -> str:
-    """Parameters that go by two names; "" where there are none. Those of a layer used twice are its
-    own.
-    """
+    """A parameter with two names; "" if there is none. A layer used twice is none."""
     first: dict[int, str] = {}
     for path, layer in module.named_modules():
         for name, p in layer.named_parameters(path, recurse=False):
@@ -65,14 +55,14 @@ def trace_graph(module: nn.Module, kinds: LayerKinds) -> fx.Graph:
     host = torch.device("cpu")
     with TRACING_LOCK, preserve_rng_states(host):
         before = get_rng_states(host)
-        made = [
+        graphs = [
             fx.symbolic_trace(copy.deepcopy(module).train(mode)).graph for mode in (True, False)
         ]
         if get_rng_states(host) != before:
             raise BadInput(f"{type(module).__name__} draws at random without a layer that says so")
-    if _format_steps(made[0]) != _format_steps(made[1]):
+    if _format_steps(graphs[0]) != _format_steps(graphs[1]):
         raise BadInput(f"{type(module).__name__} calls other layers in training than in evaluation")
-    return made[0]
+    return graphs[0]
 
 
 def _format_steps(graph: fx.Graph) -> list[str]:
@@ -80,9 +70,7 @@ def _format_steps(graph: fx.Graph) -> list[str]:
 
 
 def _iter_sequence_layers(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
-    """(path, layer) of a sequence and the sequences within it, in order; nothing for any other
-    module.
-    """
+    """(path, layer) of nested sequences in order; nothing for any other module."""
     if type(module) is nn.Sequential:
         for name, child in module._modules.items():
             if child is not None:
