@@ -1,6 +1,4 @@
-"""From names to pieces: the catalogue's recipes with pieces exchanged or tuned, as an experiment
-file writes them.
-"""
+"""From names to pieces: the catalogue's recipes, with the pieces of an experiment file."""
 
 import inspect
 from collections.abc import Iterable, Mapping
@@ -34,13 +32,7 @@ from flrce.training.update_chain import UpdateChain
 LOCAL_WORK_KEYS = ("epochs", "batch", "lr")
 #: trainers of version 0.1, whose tables could hold what [train] holds now
 OLD_TRAINERS = (
-    "sgd",
-    "fill-the-round",
-    "fewer-epochs",
-    "proximal",
-    "freeze",
-    "deadline",
-    "corrected",
+    *("sgd", "fill-the-round", "fewer-epochs", "proximal", "freeze", "deadline", "corrected"),
 )
 # role -> the piece that a list stands for, and its field
 COMBINED_ROLES = {"trainer": ("combined", "trainers"), "stop": ("any", "rules")}
@@ -62,56 +54,30 @@ def compose_recipe(
     personal: tuple[str, ...] = (),
     frozen: tuple[str, ...] = (),
 ) -> Recipe:
-    """A recipe from `[recipe]`: `name`, that recipe's own settings, pieces by role; plus the
-    budgets of `[stop]`.
+    """A recipe from `[recipe]` (name, own settings, pieces by role) and the budgets of `[stop]`.
 
     With `base`, that is the recipe of the catalogue, and the name is one's own.
     """
-    chosen = dict(table)
+    chosen, local = dict(table), dict(local)
     label = chosen.pop("name", DEFAULT_RECIPE)
-    name, key = chosen.pop("base", label), "base" if "base" in table else "name"
-    if not isinstance(name, str) or name not in CATALOGUE:
-        raise BadInput(
-            f"recipe.{key} = {format_value(name)}:"
-            f" {suggest_replacement(format_one_line(name, 60), CATALOGUE, CONTRIBUTED_METHODS)}"
-        )
-    if not isinstance(label, str) or not label or len(label) > 60:
-        raise BadInput(
-            f"recipe.name = {format_value(label)}: give it a name of at most 60 characters"
-        )
+    name = chosen.pop("base", label)
+    _validate_recipe_name(name, label, "base" if "base" in table else "name")
     pieces = {role: chosen.pop(role) for role in ROLES if role in chosen}
-    local = dict(local)
-    if "trainer" in pieces:
-        moved = {} if isinstance(pieces["trainer"], list) else _old_settings(pieces["trainer"])
-        local |= moved
-        if moved:
-            pieces["trainer"] = {
-                key: value for key, value in pieces["trainer"].items() if key not in moved
-            }
-    steps = local.pop("steps", None)
+    _move_old_settings(pieces, local)
     minimum = chosen.pop("minimum", None)
     flags = {key: chosen.pop(key) for key in RECIPE_FLAGS if key in chosen}
     # a chain that a recipe of one's own is written with is whole, and may want what is kept
     given = local.pop("update", None) if "base" in table else None
-    make = CATALOGUE[name]
-    rounds = local.pop("rounds", None)
-    if "rounds" in inspect.signature(make).parameters:
-        local["rounds"] = rounds  # of the run: pieces may depend on its length
-    _validate_recipe_settings(chosen, name)
-    try:
-        recipe = make(**chosen, **local)
-    except (TypeError, ValueError, ArithmeticError) as why:
-        raise BadInput(f"recipe.{name}: {why}") from why
-    recipe = replace(recipe, work=replace(recipe.work, steps=steps))
-    update = {"update": given} if given is not None else {}
+    recipe = _make_catalogue_recipe(name, chosen, local)
     made = {role: build_piece(role, wanted) for role, wanted in pieces.items()}
+    if given is not None:
+        made["update"] = given
     least = 0 if made.get("aggregator", recipe.aggregator).accepts_empty_rounds else 1
     recipe = replace(
         recipe,
         personal=(*recipe.personal, *personal),
         frozen=(*recipe.frozen, *frozen),
         minimum=max(recipe.minimum, least),
-        **update,
         **made,
     )
     minimum = recipe.minimum if minimum is None else minimum
@@ -130,47 +96,72 @@ def compose_recipe(
     return replace(recipe, minimum=minimum, **flags)
 
 
-def _old_settings(trainer: Any) -> dict[str, Any]:
-    """How much clients train, where a file of version 0.1 says it in the trainer's table instead of
-    in [train].
+def _validate_recipe_name(name: Any, label: Any, key: str) -> None:
+    """BadInput unless the catalogue has the recipe and its label can be shown."""
+    if not isinstance(name, str) or name not in CATALOGUE:
+        raise BadInput(
+            f"recipe.{key} = {format_value(name)}:"
+            f" {suggest_replacement(format_one_line(name, 60), CATALOGUE, CONTRIBUTED_METHODS)}"
+        )
+    if not isinstance(label, str) or not label or len(label) > 60:
+        raise BadInput(
+            f"recipe.name = {format_value(label)}: give it a name of at most 60 characters"
+        )
+
+
+def _make_catalogue_recipe(
+    name: str, settings: Mapping[str, Any], local: Mapping[str, Any]
+) -> Recipe:
+    """A recipe of the catalogue with its own settings and those of [train]."""
+    given = {key: value for key, value in local.items() if key not in ("steps", "rounds")}
+    make = CATALOGUE[name]
+    if "rounds" in inspect.signature(make).parameters:
+        given["rounds"] = local.get("rounds")  # of the run: pieces may depend on its length
+    _validate_recipe_settings(settings, name)
+    try:
+        recipe = make(**settings, **given)
+    except (TypeError, ValueError, ArithmeticError) as why:
+        raise BadInput(f"recipe.{name}: {why}") from why
+    return replace(recipe, work=replace(recipe.work, steps=local.get("steps")))
+
+
+def _move_old_settings(pieces: dict[str, Any], local: dict[str, Any]) -> None:
+    """Move how much clients train from a trainer's table of version 0.1 to the settings of [train].
 
     Only of trainers that version had, and only what is no field of theirs: a class of the user's
     keeps its own.
     """
+    trainer = pieces.get("trainer")
     name = trainer.get("piece") if isinstance(trainer, Mapping) else None
-    if not isinstance(name, str) or name not in OLD_TRAINERS:
-        return {}
-    own = {f.name for f in _dataclass_fields(PIECES["trainer"][name])}
-    return {key: trainer[key] for key in LOCAL_WORK_KEYS if key in trainer and key not in own}
+    if not isinstance(trainer, Mapping) or name not in OLD_TRAINERS:
+        return
+    own = {f.name for f in _dataclass_fields(PIECES["trainer"][str(name)])}
+    moved = {key: trainer[key] for key in LOCAL_WORK_KEYS if key in trainer and key not in own}
+    local |= moved
+    pieces["trainer"] = {key: value for key, value in trainer.items() if key not in moved}
 
 
 def list_recipe_settings(make: Any) -> dict[str, inspect.Parameter]:
-    """A catalogue function's own settings, by name; what [train] and per_round set is not among
-    them.
-    """
+    """A catalogue function's own settings by name, without those of [train] and per_round."""
     taken = {"P", "rounds", "epochs", "batch", "lr", "steps", "update", "augment", "local", "kw"}
-    found: dict[str, inspect.Parameter] = {}
+    settings: dict[str, inspect.Parameter] = {}
     for base in (make, *getattr(make, "bases", ())):
-        found |= {
+        settings |= {
             k: p
             for k, p in inspect.signature(base).parameters.items()
-            if k not in taken and k not in found
+            if k not in taken and k not in settings
         }
-    return found
+    return settings
 
 
 def build_local_settings(train: Mapping[str, Any]) -> dict[str, Any]:
-    """`[train]` as the settings that every recipe takes: how much, and a chain of links unless it
-    is plain SGD.
-    """
+    """`[train]` as settings of every recipe; a chain of links unless it is plain SGD."""
     train = dict(train)
-    local: dict[str, Any] = {
-        key: train.pop(key) for key in ("epochs", "batch", "lr", "steps") if key in train
-    }
+    keys = (*LOCAL_WORK_KEYS, "steps")
+    local: dict[str, Any] = {key: train.pop(key) for key in keys if key in train}
     if "augment" in train:
-        local["augment"] = tuple(
-            build_piece("augment", wanted, "train") for wanted in train.pop("augment")
-        )
+        pieces = [build_piece("augment", wanted, "train") for wanted in train.pop("augment")]
+        local["augment"] = tuple(pieces)
     if "update" in train:
         links = train.pop("update")
         if train:
@@ -255,19 +246,17 @@ def _resolve_metrics(wanted: Any) -> tuple[Any, ...]:
 
 def _resolve_metric(name: str) -> Any:
     """The metric that "package.module:name" names; it is made already, and nothing is called."""
-    found = import_object(name, "objective.metrics")
-    if not isinstance(found, MetricLike):
+    metric = import_object(name, "objective.metrics")
+    if not isinstance(metric, MetricLike):
         raise BadInput(
-            f"objective.metrics: {format_value(name)} is a {type(found).__name__}, no metric; it"
+            f"objective.metrics: {format_value(name)} is a {type(metric).__name__}, no metric; it"
             " needs name, better, of(out, y) and value(...)"
         )
-    return found
+    return metric
 
 
 def build_piece(role: str, wanted: Any, where: str = "recipe") -> Any:
-    """One piece from a name ("topk", "package.module:Class") or a table {piece = name, field =
-    value, ...}.
-    """
+    """One piece from a name ("topk", "package.module:Class") or a table {piece = name, ...}."""
     if isinstance(wanted, str):
         wanted = {"piece": wanted}
     elif role in COMBINED_ROLES and isinstance(wanted, list):
@@ -360,10 +349,5 @@ def _validate_recipe_settings(given: Mapping[str, Any], name: str) -> None:
 
 @lru_cache
 def _settings_schema(name: str) -> SettingsSchema:
-    return make_schema(
-        name,
-        {
-            key: (p.annotation, p.default)
-            for key, p in list_recipe_settings(CATALOGUE[name]).items()
-        },
-    )
+    settings = list_recipe_settings(CATALOGUE[name])
+    return make_schema(name, {key: (p.annotation, p.default) for key, p in settings.items()})

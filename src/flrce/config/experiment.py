@@ -1,12 +1,10 @@
-"""The experiment file: TOML -> checked settings -> recipe, data, model, engine. All is refused
-before data loads.
-"""
+"""The experiment file: TOML -> checked settings -> recipe, data, model, engine."""
 
 import logging
 import tomllib
 import typing
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -64,7 +62,7 @@ from flrce.training.target_units import restore_target_units
 log = logging.getLogger("flrce")
 MAX_SEED = 2**63 - 1  # what TOML can hold
 DATA_SUFFIXES = (".csv", ".tsv", ".npz", ".jsonl", ".parquet")  # often given as the experiment
-GIVEN = "given:"  # before the names of an objective that came from Python
+GIVEN_PREFIX = "given:"  # before the names of an objective that came from Python
 MAX_FILE_BYTES = 2**20  # of an experiment file
 
 
@@ -74,8 +72,7 @@ _recipes: dict[int, tuple["weakref.ref[Experiment]", Recipe]] = {}
 
 
 class Experiment(Section):
-    """One run, or one per seed. `Experiment.load` reads a file; `Experiment(**tables)` works from
-    Python.
+    """One run, or one per seed: `Experiment.load(file)`, or `Experiment(**tables)` in Python.
 
     There `recipe` may also be a value, such as
     `replace(recipes.fedavg(P=4), server=ServerMomentum())`: it says how many train in a round and
@@ -171,9 +168,7 @@ class Experiment(Section):
     def from_tables(
         cls, tables: dict[str, Any], where: str = "experiment", trust: Trust | bool = False
     ) -> "Experiment":
-        """Checked settings, or BadInput with one line; `trust`: import modules that they name from
-        anywhere.
-        """
+        """Checked settings, or a BadInput of one line. `trust`: import modules from anywhere."""
         if not isinstance(trust, Trust):
             trust = trust_file(None, everything=True) if trust else current_trust()
         try:
@@ -232,9 +227,7 @@ class Experiment(Section):
             )
 
     def personal_patterns(self) -> tuple[str, ...]:
-        """The parameters that stay with their client, by the recipe and by model.personal; nothing
-        is imported for it.
-        """
+        """Patterns of personal parameters, by recipe and model.personal. Imports nothing."""
         plain = {
             key: value
             for key, value in self.recipe.items()
@@ -252,9 +245,7 @@ class Experiment(Section):
             return build_net(self.model.name, spec, self.seed, self.model.options)
 
     def complete_network(self, net: Any) -> Any:
-        """The network with low-rank layers where `model.lowrank` asks for them, as many times as
-        the recipe has global models.
-        """
+        """The network with `model.lowrank` layers, once per global model of the recipe."""
         gamma, recipe = self.model.lowrank, self.build_recipe()
         net = net if gamma is None else factorize_network(net, gamma, self.seed)
         if recipe.model_groups == 1:
@@ -293,8 +284,8 @@ class Experiment(Section):
         )
 
     def build_objective(self, kind: str, prepared: Preprocessing | None = None) -> Any:
-        """What the model is for; `kind` is that of the data's targets, which decides where the
-        experiment does not. Metrics are in the unit that targets had before they were `prepared`.
+        """The objective that the experiment names, else that of the targets' `kind`. Metrics are
+        in the unit that targets had before they were `prepared`.
         """
         objective, metrics = self._given
         named = self._names_given_objective()
@@ -308,22 +299,22 @@ class Experiment(Section):
             return restore_target_units(make_objective(objective, metrics, default, kind), prepared)
 
     def with_objective(self, objective: Any, metrics: Any = None) -> "Experiment":
-        """The experiment with an objective or metrics that are Python objects; its file names
-        them.
-        """
+        """The experiment with an objective or metrics from Python; its file has their names."""
         if objective is None and metrics is None:
             return self
         named = [] if objective is None else [name_object(objective)]
-        made = None if metrics is None else make_metrics(metrics)
-        named += [str(getattr(metric, "name", metric)) for metric in made or ()]
-        changed = self.model_copy(update={"objective": GIVEN + "+".join(named)})
-        changed._given = (objective, made)
+        made_metrics = None if metrics is None else make_metrics(metrics)
+        named += [str(getattr(metric, "name", metric)) for metric in made_metrics or ()]
+        changed = self.model_copy(update={"objective": GIVEN_PREFIX + "+".join(named)})
+        changed._given = (objective, made_metrics)
         return changed
 
     def _names_given_objective(self) -> str:
         """What came from Python by its names; "" where the experiment names all by itself."""
-        told = self.objective
-        return told.removeprefix(GIVEN) if isinstance(told, str) and told.startswith(GIVEN) else ""
+        objective = self.objective
+        if isinstance(objective, str) and objective.startswith(GIVEN_PREFIX):
+            return objective.removeprefix(GIVEN_PREFIX)
+        return ""
 
 
 def _as_tuple(value: str | list[str] | None) -> tuple[str, ...]:
@@ -417,30 +408,14 @@ def _explain_error(error: ValidationError) -> str:
         path.append(str(first["loc"][len(path)]))  # a key that the user named: model.options.width
     key = format_one_line(".".join(path), 100)
     if first["type"] == "extra_forbidden":
-        unknown = str(first["loc"][-1])
-        homes = (
-            ()
-            if path
-            else [
-                f"{home}.{unknown}"
-                for home, table in _list_tables()
-                if unknown in table.model_fields
-            ]
-        )
-        hint = (
-            f"did you mean {homes[0]!r}?"
-            if homes
-            else suggest_name(unknown[:60], section.model_fields)
-        )
-        return f"{format_one_line('.'.join([*path, unknown]), 100)} is no known key; {hint}"
+        return _explain_unknown_key(path, str(first["loc"][-1]), section)
     if first["type"] in ("model_type", "dict_type") and (
         hasattr(section, "model_fields") or key == "recipe"
     ):
-        some = (
-            "name"
-            if key in ("recipe", "model", "engine", "data")
-            else next(iter(section.model_fields))
-        )
+        if key in ("recipe", "model", "engine", "data"):
+            some = "name"
+        else:
+            some = next(iter(section.model_fields))
         return (
             f"{key} = {format_value(first['input'])}: is a table; set one of its keys, such as"
             f" {key}.{some}"
@@ -456,8 +431,11 @@ def _explain_error(error: ValidationError) -> str:
     return f"{key} = {format_value(first['input'])}: {message}"
 
 
-def _list_tables() -> Iterator[tuple[str, Any]]:
-    """The experiment's tables, by name."""
-    for name, found in Experiment.model_fields.items():
-        if hasattr(found.annotation, "model_fields"):
-            yield name, found.annotation
+def _explain_unknown_key(path: Sequence[str], unknown: str, section: Any) -> str:
+    """A key that the section does not have; one without a table may belong into one."""
+    hint = suggest_name(unknown[:60], section.model_fields)
+    for name, field in Experiment.model_fields.items() if not path else ():
+        if unknown in getattr(field.annotation, "model_fields", ()):
+            hint = f"did you mean {f'{name}.{unknown}'!r}?"
+            break
+    return f"{format_one_line('.'.join([*path, unknown]), 100)} is no known key; {hint}"

@@ -19,44 +19,19 @@ def build_net(name: str, spec: SampleSpec, seed: int, options: dict[str, Any] | 
     the options of the experiment.
     """
     if ":" not in name:
+        name, every = resolve_network_name(name, spec), spec.predicts_every_position
         return build_network(
-            resolve_network_name(name, spec),
-            spec.shape,
-            spec.outputs,
-            seed,
-            spec.vocabulary,
-            spec.predicts_every_position,
-            options,
-            spec.shift < 0,
+            name, spec.shape, spec.outputs, seed, spec.vocabulary, every, options, spec.shift < 0
         )
     make = import_object(name, "model.name")
     validate_factory(make, name, "model.name", _explain_wrong_network, "network")
+    known = {"shape": spec.shape, "outputs": spec.outputs, "classes": spec.outputs}
+    known["vocabulary"] = spec.vocabulary
     wanted = inspect.signature(make).parameters
-    known = {
-        "shape": spec.shape,
-        "outputs": spec.outputs,
-        "classes": spec.outputs,
-        "vocabulary": spec.vocabulary,
-    }
     given = {**{key: value for key, value in known.items() if key in wanted}, **(options or {})}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        try:
-            net = make(**given)
-        except TypeError as why:
-            raise BadInput(
-                f"model.name {name!r} cannot be built: {why}; accept shape, outputs, vocabulary or"
-                " nothing, and give the rest in model.options"
-            ) from why
-        except BadInput:
-            raise
-        except Exception as why:  # whatever a network of the user's may raise
-            if explain_shortage(why):
-                raise
-            raise BadInput(
-                f"model.name {name!r} cannot be built with {format_one_line(given, 160)}:"
-                f" {describe_exception(why)}"
-            ) from why
+        net = _call_factory(make, name, given)
     if not isinstance(net, torch.nn.Module):
         raise BadInput(
             f"model.name {name!r} gives a {type(net).__name__}; it must be a torch.nn.Module"
@@ -64,10 +39,28 @@ def build_net(name: str, spec: SampleSpec, seed: int, options: dict[str, Any] | 
     return net
 
 
+def _call_factory(make: Any, name: str, given: dict[str, Any]) -> Any:
+    """What a class or function of the user's makes of these arguments, or BadInput."""
+    try:
+        return make(**given)
+    except TypeError as why:
+        raise BadInput(
+            f"model.name {name!r} cannot be built: {why}; accept shape, outputs, vocabulary or"
+            " nothing, and give the rest in model.options"
+        ) from why
+    except BadInput:
+        raise
+    except Exception as why:  # whatever a network of the user's may raise
+        if explain_shortage(why):
+            raise
+        raise BadInput(
+            f"model.name {name!r} cannot be built with {format_one_line(given, 160)}:"
+            f" {describe_exception(why)}"
+        ) from why
+
+
 def resolve_network_name(name: str, spec: SampleSpec) -> str:
-    """The network that "auto" stands for; a linear model for hashed text, which has so many
-    features that a hidden layer would multiply the traffic.
-    """
+    """The network that "auto" means: for hashed text a linear one, which has least traffic."""
     if name != "auto":
         return name
     columns = spec.preprocessing.columns if spec.preprocessing else ()

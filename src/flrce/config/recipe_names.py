@@ -1,5 +1,4 @@
-"""Names of recipes whose meaning changed: what an experiment file means now, and what a stored run
-meant.
+"""Recipe names whose meaning changed: what a file means now, and what a stored run meant.
 
 Until `frugal` was the default, a recipe without a name was `flrce`, and `flrce` without a preset
 our default of then. Now `flrce` is the published method. An experiment says what it means: it
@@ -18,9 +17,7 @@ PUBLISHED_RECIPES = ("flrce", "flrce-no-stop")  # whose default was ours
 
 
 def complete_recipe_table(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The recipe's table with the name and the preset that it means now; psi and some presets are
-    FLrce's alone.
-    """
+    """The recipe's table with the name and preset that it means now."""
     own = "psi" in table or table.get("preset") in FLRCE_PRESETS
     return _complete_table(table, "flrce" if own else DEFAULT_RECIPE, "paper")
 

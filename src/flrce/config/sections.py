@@ -1,6 +1,4 @@
-"""The tables of an experiment file, each checked by itself: data, model, train, engine, fleet,
-stop.
-"""
+"""The tables of an experiment file, each with its checks."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -23,7 +21,10 @@ from flrce.errors import BadInput, suggest_name
 from flrce.models.nets import NETWORK_NAMES as MODELS
 from flrce.training.precision import Precision
 
-TEXT_SETTINGS = ("tokenizer", "length", "most", "least")  # what is said about text
+READER_SETTINGS = (  # of data of one's own
+    *("target", "group", "test", "ignore", "features", "text", "buckets", "size"),
+    *("kind", "layout", "fill", "standardise", "tokenizer", "length", "most", "least"),
+)
 
 
 class Section(BaseModel):
@@ -67,22 +68,7 @@ class DataSection(Section):
 
     def reader_options(self) -> dict[str, Any]:
         """What the experiment says about data of one's own."""
-        keys = (
-            "target",
-            "group",
-            "test",
-            "ignore",
-            "features",
-            "text",
-            "buckets",
-            "size",
-            "kind",
-            "layout",
-            "fill",
-            "standardise",
-            *TEXT_SETTINGS,
-        )
-        return {key: value for key in keys if (value := getattr(self, key)) is not None}
+        return {key: value for key in READER_SETTINGS if (value := getattr(self, key)) is not None}
 
     def read_source(self) -> Source:
         """The samples that the experiment names."""
@@ -108,12 +94,10 @@ class DataSection(Section):
     @classmethod
     def _validate_name(cls, value: str) -> str:
         known = value in DATA or is_prepared(value)
-        return (
-            value
-            if known
-            else _require_one_of(
-                value, DATA, "(or prepare images of your own: flrce data prepare images)"
-            )
+        if known:
+            return value
+        return _require_one_of(
+            value, DATA, "(or prepare images of your own: flrce data prepare images)"
         )
 
 
@@ -156,9 +140,7 @@ class ModelSection(Section):
 
 
 class TrainSection(Section):
-    """How clients train: epochs (or steps), batch, rate, and how gradients become steps
-    (docs/extending.md).
-    """
+    """How clients train: epochs (or steps), batch, rate, and the update (docs/extending.md)."""
 
     batch: BatchSize = 16
     epochs: EpochCount = 5
@@ -199,9 +181,8 @@ class FleetSection(Section):
     # whose electricity; all of the file
     regions: str | dict[str, Annotated[float, Gt(0), Le(1e9)]] | None = None
     start: str | None = None  # when the run begins, UTC; with the file's first hour, unless given
-    interval: PositiveFloat | None = (
-        None  # seconds from a round's start to the next one's, at least
-    )
+    # seconds from a round's start to the next one's, at least
+    interval: PositiveFloat | None = None
     # what work costs, where profiles are not enough: a csv file, or a cost model
     costs: str | dict[str, Any] | None = None
 
@@ -229,9 +210,7 @@ class FleetSection(Section):
     def build_fleet_model(
         self, seed: int, clients: tuple[str, ...], devices: Mapping[str, DeviceProfile]
     ) -> FleetDynamics | None:
-        """The fleet by the clock; None: everyone can be reached all the time, and nothing else is
-        asked of it.
-        """
+        """The fleet by the clock; None if everyone can always be reached and nothing is asked."""
         if self.carbon is None and (self.regions is not None or self.start is not None):
             raise BadInput(
                 "fleet.regions and fleet.start are about carbon; give fleet.carbon, a file of"
@@ -248,11 +227,10 @@ class FleetSection(Section):
             for each in (wanted if isinstance(wanted, list) else [wanted])
         ]
         battery = None if self.battery is None else build_piece("battery", self.battery, "fleet")
-        grid = (
-            None
-            if self.carbon is None
-            else carbon.build_carbon_grid(self.carbon, self.regions, self.start, clients, seed)
-        )
+        if self.carbon is None:
+            grid = None
+        else:
+            grid = carbon.build_carbon_grid(self.carbon, self.regions, self.start, clients, seed)
         interval = self.interval or 0.0
         return build_fleet_dynamics(seed, clients, devices, models, battery, grid, interval)
 

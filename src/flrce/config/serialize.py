@@ -1,6 +1,4 @@
-"""From pieces to names: a recipe made in Python as the tables of an experiment file, to be kept and
-resumed.
-"""
+"""A recipe made in Python as tables of an experiment file, which can be stored and resumed."""
 
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
@@ -16,45 +14,32 @@ from flrce.training.update_chain import UpdateChain
 
 #: class -> its name in run directories, which a renaming must not change: a resumed run compares
 #: them
+STORED_CLASSES = ("AnyOf",)  # had no short name when run directories first named them
 STORED_NAMES = {"WrappedSelector": "Theirs", "WrappedAggregator": "TheirSum"}
 
 
 def serialize_recipe(recipe: Recipe) -> dict[str, Any]:
-    """`per_round`, `recipe`, `train` and `model.kept`; BadInput where a piece could not be made
-    again from them.
-    """
+    """`per_round`, `recipe`, `train` and `model.kept`; BadInput if they do not make it again."""
     recipe = recipe if recipe.update is not None else replace(recipe, update=UpdateChain())
-    table: dict[str, Any] = {
-        "name": recipe.name or "custom",
-        "base": "fedavg",
-        "minimum": recipe.minimum,
-    }
-    table |= {
-        role: serialize_piece(role, getattr(recipe, role), True) for role in list_roles(recipe)
-    }
+    name = recipe.name or "custom"
+    table: dict[str, Any] = {"name": name, "base": "fedavg", "minimum": recipe.minimum}
+    for role in list_roles(recipe):
+        table[role] = serialize_piece(role, getattr(recipe, role), True)
     table |= {flag: True for flag in RECIPE_FLAGS if getattr(recipe, flag)}
     work = {"epochs": recipe.work.epochs, "batch": recipe.work.batch, "steps": recipe.work.steps}
     train: dict[str, Any] = {key: value for key, value in work.items() if value is not None}
     train |= {"update": [serialize_piece("link", link, own=True) for link in recipe.update.links]}
-    train |= (
-        {"augment": [serialize_piece("augment", each, own=True) for each in recipe.augment]}
-        if recipe.augment
-        else {}
-    )
-    found: dict[str, Any] = {"per_round": recipe.P, "recipe": table, "train": train}
-    model = {
-        key: list(value)
-        for key, value in (("kept", recipe.personal), ("fixed", recipe.frozen))
-        if value
-    }
-    _verify_round_trip(recipe, found, model)
-    return found | ({"model": model} if model else {})
+    if recipe.augment:
+        train["augment"] = [serialize_piece("augment", each, own=True) for each in recipe.augment]
+    tables: dict[str, Any] = {"per_round": recipe.P, "recipe": table, "train": train}
+    patterns = {"kept": recipe.personal, "fixed": recipe.frozen}
+    model = {key: list(value) for key, value in patterns.items() if value}
+    _verify_round_trip(recipe, tables, model)
+    return tables | ({"model": model} if model else {})
 
 
 def list_roles(recipe: Recipe) -> tuple[str, ...]:
-    """The roles that a run directory names: a dense downlink is left out, as it was before there
-    were others.
-    """
+    """The roles that a run directory names. A dense downlink is left out, as before."""
     return tuple(role for role in ROLES if role != "downlink" or not recipe.downlink.is_dense)
 
 
@@ -67,7 +52,8 @@ def serialize_piece(role: str, piece: Any, own: bool = False) -> dict[str, Any]:
     kind = type(piece)
     stored = STORED_NAMES.get(kind.__name__, kind.__name__)
     there = f"{kind.__module__}:{kind.__qualname__}" if own else stored
-    name = next((name for name, make in PIECES[role].items() if make is kind), there)
+    names = (name for name, make in PIECES[role].items() if make is kind)
+    name = there if kind.__name__ in STORED_CLASSES else next(names, there)
     table: dict[str, Any] = {"piece": name}
     for f in fields(piece) if is_dataclass(piece) else ():
         value = getattr(piece, f.name)
@@ -97,10 +83,8 @@ def _verify_round_trip(recipe: Recipe, tables: Mapping[str, Any], model: Mapping
         raise BadInput(f"this recipe cannot be written down: {why}; {remedy}") from why
     again = replace(again, name=recipe.name)
     if again != recipe:
-        names = [
-            f.name for f in fields(recipe) if getattr(again, f.name) != getattr(recipe, f.name)
-        ]
+        names = [f.name for f in fields(recipe)]
+        changed = ", ".join(n for n in names if getattr(again, n) != getattr(recipe, n))
         raise BadInput(
-            f"this recipe cannot be written down: {', '.join(names)} would not be the same;"
-            f" {remedy}"
+            f"this recipe cannot be written down: {changed} would not be the same; {remedy}"
         )

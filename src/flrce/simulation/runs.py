@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from flrce.config.experiment import GIVEN, Experiment
+from flrce.config.experiment import GIVEN_PREFIX, Experiment
 from flrce.core import loop
 from flrce.core.engine import Engine
 from flrce.core.host import require_gpu
@@ -213,7 +213,7 @@ def _run_on_flower(
 
 def refuse_simulator_settings(experiment: Experiment) -> None:
     """BadInput where an experiment on Flower sets what only the simulator has."""
-    if experiment.objective is not None and str(experiment.objective).startswith(GIVEN):
+    if experiment.objective is not None and str(experiment.objective).startswith(GIVEN_PREFIX):
         raise BadInput(
             "objective and metrics from Python are the simulator's; name them in the experiment as"
             ' "package.module:Class"'
