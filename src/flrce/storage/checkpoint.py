@@ -1,5 +1,4 @@
-"""The journal of a run: one atomic commit per round, with cost proportional to the round's P
-clients and a hash of every file.
+"""The journal of a run: one atomic commit per round, with a hash of every file.
 
 A commit writes `N.state` (the model and small tensors), `N.rows` (the rows of the server's tables
 that the round changed, and the state of its clients), `N.I.rows` (changed rows of table I, see
@@ -47,15 +46,8 @@ from flrce.storage.tensor_file import TableRows, iter_safetensors_chunks
 
 CHECKPOINT_SUFFIXES = (".state", ".rows", ".roster", ".part")
 DAMAGE_ERRORS = (
-    ValueError,
-    KeyError,
-    IndexError,
-    OSError,
-    TypeError,
-    AttributeError,
-    OverflowError,
-    RuntimeError,
-    SafetensorError,
+    *(ValueError, KeyError, IndexError, OSError, TypeError, AttributeError),
+    *(OverflowError, RuntimeError, SafetensorError),
 )
 Tables = dict[str, Tensor | TableRows]
 log = logging.getLogger("flrce")
@@ -73,9 +65,7 @@ class Journal:
         versions: Mapping[str, str],
         former: Collection[str] = (),
     ) -> None:
-        """`experiment` is the fingerprint of the settings. Commits under one of the `former`
-        fingerprints are accepted too.
-        """
+        """`experiment`: fingerprint of the settings; those in `former` are accepted too."""
         self.folder, self.experiment, self.versions = folder, experiment, dict(versions)
         self.accepted = {experiment, *former}
         self.last: Commit | None = None
@@ -91,9 +81,8 @@ class Journal:
         """Commit one round. `guard` raises if another process has taken the folder over."""
         make_folder(self.folder)
         state, stem = done.state, f"{len(done.state.history):06d}"
-        changed_rows = sorted(
-            {*done.changed_rows, *self.places.find_stragglers(set(done.changed_rows))}
-        )
+        stragglers = self.places.find_stragglers(set(done.changed_rows))
+        changed_rows = sorted({*done.changed_rows, *stragglers})
         shot = snapshot.take_snapshot(state, changed_rows)
         changed = self._select_rows_to_write(shot)
         before = self.last.rounds if self.last else {}
@@ -109,23 +98,11 @@ class Journal:
         needed = {*self.places.count_current_rows(changed_rows), *rounds.values(), roster}
         for key, rows in changed.items():
             needed |= self.changed.get(key, RowLocations()).count_current_rows(rows).keys()
-        kept_files = {
-            name: entry
-            for name, entry in (self.last.files if self.last else {}).items()
-            if name in needed
-        }
-        commit = Commit(
-            state.t,
-            state.attempt,
-            kept_files | files,
-            stem,
-            roster,
-            rounds,
-            shot.scalars,
-            {name: dict(mark) for name, mark in ledger.items()},
-            self.experiment,
-            self.versions,
-        )
+        old_files = self.last.files if self.last else {}
+        files = {name: entry for name, entry in old_files.items() if name in needed} | files
+        marks = {name: dict(mark) for name, mark in ledger.items()}
+        settings = (shot.scalars, marks, self.experiment, self.versions)
+        commit = Commit(state.t, state.attempt, files, stem, roster, rounds, *settings)
         self._commit_manifest(commit, guard)
         self.last, self.roster = commit, state.roster
         self.places.move_rows(changed_rows, f"{stem}.rows")
@@ -159,10 +136,8 @@ class Journal:
             files[rows] = write_chunks(self.folder / rows, iter_safetensors_chunks(shot.rows | new))
         for (key, k), name in zip(changed.items(), _name_row_files(stem, changed), strict=True):
             if k:  # one file per table, so that it can be deleted with the table's last row in it
-                own: Tables = {
-                    key: TableRows(shot.tables[key], tuple(k)),
-                    ROWS_OF + key: torch.tensor(k),
-                }
+                own: Tables = {key: TableRows(shot.tables[key], tuple(k))}
+                own[ROWS_OF + key] = torch.tensor(k)
                 files[name] = write_chunks(self.folder / name, iter_safetensors_chunks(own))
         return files
 
@@ -205,9 +180,7 @@ class Journal:
         return None
 
     def drop_unusable(self) -> None:
-        """Delete manifests of newer, damaged commits, before the ledger is truncated to the
-        restored one.
-        """
+        """Delete manifests of newer, damaged commits, before the ledger is truncated."""
         for path in self.unusable:
             path.unlink()
         if self.unusable:
@@ -223,18 +196,11 @@ class Journal:
         for name in sorted((name for name in commit.files if name.endswith(".rows")), reverse=True):
             tensors = load(self._read_verified(name, commit))
             assembly.add_rows(name, tensors)
-            content[name] = tuple(tensors["k"].tolist()) if "k" in tensors else ()
+            content[name] = _list_rows(tensors, "k")
             for key, table_content in changed.items():
-                table_content[name] = (
-                    tuple(tensors[ROWS_OF + key].tolist()) if ROWS_OF + key in tensors else ()
-                )
-            rounds.update(
-                {
-                    entry: tensors[entry].clone()
-                    for entry, file in commit.rounds.items()
-                    if file == name
-                }
-            )
+                table_content[name] = _list_rows(tensors, ROWS_OF + key)
+            entries = [entry for entry, file in commit.rounds.items() if file == name]
+            rounds.update({entry: tensors[entry].clone() for entry in entries})
         whole: NamedTensors = load(self._read_verified(f"{commit.latest}.state", commit))
         state = assembly.build_state(commit.t, commit.attempt, whole, rounds)
         self.places = RowLocations(assembly.owner, content, Counter(assembly.owner.values()))
@@ -255,9 +221,7 @@ class Journal:
         return data
 
     def _commit_manifest(self, commit: Commit, guard: Callable[[], None]) -> None:
-        """Write the manifest under the name that the last commit does not use: that one stays valid
-        until the new one is complete.
-        """
+        """Write the manifest under the other name: the last commit stays valid until then."""
         sync_folder(self.folder)
         hit_failpoint("commit.ready")
         guard()
@@ -292,6 +256,11 @@ class Journal:
                 f"{self.folder.parent} was started with other versions ({', '.join(changed)}):"
                 " bits may differ"
             )
+
+
+def _list_rows(tensors: Mapping[str, Tensor], key: str) -> tuple[int, ...]:
+    """The row numbers that a file has under a key."""
+    return tuple(tensors[key].tolist()) if key in tensors else ()
 
 
 def _name_row_files(stem: str, tables: Collection[str]) -> list[str]:

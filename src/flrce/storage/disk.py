@@ -27,8 +27,7 @@ BY_UMASK = 0o666  # of files to share: pages, figures, tables, exported models
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder and its missing parents, readable by their owner only. Existing folders are
-    not changed.
+    """Create a folder and its missing parents for their owner only; others stay as they are.
 
     >>> import tempfile
     >>> made = Path(tempfile.mkdtemp()) / "runs" / "a"
@@ -54,13 +53,13 @@ def refuse_writable_by_others(folder: Path) -> None:
             f"{folder} is a symbolic link, but jobs are loaded from it as code; name the folder"
             " itself"
         )
-    found = folder.stat()
-    if found.st_uid != os.geteuid():
+    status = folder.stat()
+    if status.st_uid != os.geteuid():
         raise BadInput(
             f"{folder} belongs to another user, but jobs are loaded from it as code; use a"
             " folder of your own"
         )
-    if found.st_mode & 0o022:
+    if status.st_mode & 0o022:
         raise BadInput(
             f"other users can write to {folder}, but jobs are loaded from it as code; run chmod"
             f" go-w {folder}"

@@ -57,7 +57,7 @@ class Ledger:
         resume: bool,
         kernel: str = "",
     ) -> None:
-        self.folder, self.closed = folder, False
+        self.folder = folder
         before = experiment
         with explain_write_errors(folder):
             _validate_folder_name(folder)
@@ -152,32 +152,26 @@ class Ledger:
         if stop is not None and (rules := record_rules(stop, state.history)):
             summary[RULES_KEY] = rules
         with explain_write_errors(self.folder):
-            write_atomically(
-                self.folder / "model.safetensors",
-                save({k: v.contiguous() for k, v in model.items()}),
-            )
+            self._write_tensors("model.safetensors", model)
             if last is not None:
-                write_atomically(
-                    self.folder / "last.safetensors",
-                    save({k: v.contiguous() for k, v in last.items()}),
-                )
+                self._write_tensors("last.safetensors", last)
             if isinstance(piece_state, RelationshipMap) and piece_state.H is not None:
                 tables = {"Omega": piece_state.Omega, "H": piece_state.H, "R": piece_state.R}
-                present = {  # a sketch has no Omega
-                    name: table for name, table in tables.items() if table is not None
-                }
-                write_atomically(self.folder / "relations.safetensors", save(present))
+                present = {name: table for name, table in tables.items() if table is not None}
+                self._write_tensors("relations.safetensors", present)  # a sketch has no Omega
             if final is not None:
-                write_atomically(
-                    self.folder / "final.json",
-                    json.dumps(replace_non_finite(final), indent=1).encode(),
-                )
-            write_atomically(
-                self.folder / "summary.json",
-                json.dumps(replace_non_finite(summary), indent=1).encode(),
-            )
+                self._write_json("final.json", final)
+            self._write_json("summary.json", summary)
             write_seal(self.folder, self.journal.last.ledger if self.journal.last else {})
             sync_folder(self.folder)
+
+    def _write_tensors(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        data = save({key: tensor.contiguous() for key, tensor in tensors.items()})
+        write_atomically(self.folder / name, data)
+
+    def _write_json(self, name: str, table: Mapping[str, Any]) -> None:
+        text = json.dumps(replace_non_finite(table), indent=1)
+        write_atomically(self.folder / name, text.encode())
 
     def close(self) -> None:
         for lines in self.files.values():
@@ -195,9 +189,7 @@ class Ledger:
             lines.verify(marks.get(name))
 
     def _require_no_lost_rounds(self) -> None:
-        """A crash before the first commit leaves at most one line. BadInput for more: their
-        checkpoint is lost.
-        """
+        """Before the first commit there is at most one line; BadInput if there are more."""
         path = self.folder / "rounds.jsonl"
         count = sum(1 for _ in read_lines(path, {}))
         if count > 1:
@@ -258,9 +250,7 @@ def explain_write_errors(folder: Path) -> Iterator[None]:
 def write_finished_run(
     folder: Path, experiment: str, history: Sequence[RoundRecord], summary: Mapping[str, Any]
 ) -> None:
-    """Write a run directory for a finished run without a checkpoint: it can be reported, not
-    resumed.
-    """
+    """Write a run directory of a finished run without a checkpoint: for reports only."""
     make_folder(folder)
     lines = [json.dumps(to_round_line(record), separators=(",", ":")) for record in history]
     write_atomically(folder / "experiment.toml", experiment.encode())

@@ -62,9 +62,7 @@ def parse_record(row: Mapping[str, Any]) -> RoundRecord:
 
 
 def to_relation_line(done: Round) -> dict[str, Any]:
-    """The rows k of the relationship map that the round changed: H[k], and Omega[k] as int8
-    (value * 127) in base64.
-    """
+    """The changed rows k of the relationship map: H[k], and Omega[k] as int8 in base64."""
     state, k = done.state.server_state.get("selector"), list(done.changed_rows)
     if not k or not isinstance(state, RelationshipMap) or state.H is None:
         return {}

@@ -1,5 +1,4 @@
-"""The manifest of a commit: the checkpoint files that belong to it and the length of the ledger,
-with hashes.
+"""The manifest of a commit: its checkpoint files and the ledger's length, with hashes.
 
 A folder has two manifest files, which are written in turn: the newest commit and the one before it,
 its spare.
@@ -52,9 +51,7 @@ class Commit:
 
 
 def read_manifests(folder: Path) -> tuple[list[tuple[Path, Commit, tuple[str, ...]]], list[str]]:
-    """Every readable manifest, newest first, with the client names that schema 1 lists; and the
-    problems of the others.
-    """
+    """Readable manifests, newest first, with the names that schema 1 lists; problems of others."""
     manifests, problems = [], []
     for path in (folder / name for name in (*MANIFEST_FILES, *OLD_MANIFEST_FILES)):
         if not os.path.lexists(path):
@@ -88,16 +85,10 @@ def read_manifest(path: Path) -> tuple[Commit, tuple[str, ...]]:
 
 
 def validate_commit(commit: Commit) -> Commit:
-    """Raise ValueError unless every field has its type and every file name is plain: somebody else
-    may have written the manifest.
-    """
+    """Raise ValueError unless every field has its type and file names are plain."""
     tables = (commit.files, commit.rounds, commit.scalars, commit.ledger, commit.versions)
-    names = [
-        *commit.files,
-        *commit.rounds.values(),
-        f"{commit.latest}.state",
-        *filter(None, [commit.roster]),
-    ]
+    names = [*commit.files, *commit.rounds.values(), f"{commit.latest}.state"]
+    names += [commit.roster] if commit.roster else []
     texts = (commit.experiment, commit.latest, commit.roster)
     is_valid = (
         type(commit.t) is int
@@ -134,9 +125,7 @@ def committed_marks(folder: Path) -> FileMarks:
 
 
 def known_marks(folder: Path) -> tuple[FileMarks, bool]:
-    """The marks of a run's files, from its seal or else from its last commit; and whether it is
-    sealed.
-    """
+    """The marks of a run's files, from its seal or else its last commit; whether it is sealed."""
     if marks := read_seal(folder):
         refuse_unlisted(folder, marks)
         return marks, True
@@ -165,23 +154,15 @@ def find_damage(folder: Path) -> tuple[int, list[str]]:
 
 
 def _find_lost_commits(marks: FileMarks, newest: Commit | None) -> list[str]:
-    """Problems of a checkpoint whose manifests the seal does not list (an earlier version): its
-    newest commit must be the end of the run.
-    """
+    """Problems of a checkpoint whose manifests an earlier version's seal does not list."""
     if "partition.json" not in marks:
         return []  # the run was stored without a checkpoint
     if newest is None:
         return ["checkpoint: missing, or without a manifest"]
-    longer = [
-        name
-        for name, mark in newest.ledger.items()
-        if marks.get(name, mark)["bytes"] != mark["bytes"]
-    ]
-    return (
-        [f"checkpoint: its newest manifest is of round {newest.t}, but {longer[0]} is longer"]
-        if longer
-        else []
-    )
+    for name, mark in newest.ledger.items():
+        if marks.get(name, mark)["bytes"] != mark["bytes"]:
+            return [f"checkpoint: its newest manifest is of round {newest.t}, but {name} is longer"]
+    return []
 
 
 def _convert_schema_1(raw: Mapping[str, Any]) -> Commit:

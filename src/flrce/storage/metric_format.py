@@ -33,7 +33,7 @@ def metric_digits(metric: str, largest: float = 0.0) -> int:
 
 def find_common_metric(summaries: Iterable[dict[str, Any]]) -> str:
     """The metric of these runs; "headline" where they differ."""
-    found = {str(summary.get("metric", "accuracy")) for summary in summaries}
-    if not found:
+    metrics = {str(summary.get("metric", "accuracy")) for summary in summaries}
+    if not metrics:
         return "accuracy"
-    return found.pop() if len(found) == 1 else "headline"
+    return metrics.pop() if len(metrics) == 1 else "headline"

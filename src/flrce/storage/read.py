@@ -80,9 +80,7 @@ RELATION_LINE = TypeAdapter(RelationLine)
 
 
 def read_runs(folders: Sequence[Path | str]) -> list[RecordedRun]:
-    """Every run in the folders. Each is a run, a folder of seeds, or a folder of recipes with
-    seeds.
-    """
+    """Every run in the folders: runs, folders of seeds, or folders of recipes with seeds."""
     runs: dict[Path, RecordedRun] = {}
     for folder in map(Path, folders):
         if not os.path.exists(folder):
@@ -99,11 +97,8 @@ def read_runs(folders: Sequence[Path | str]) -> list[RecordedRun]:
 
 def run_folders(place: Path, depth: int) -> set[Path]:
     """Folders at most `depth` levels below `place` that have the rounds or the seal of a run."""
-    names = [
-        f"{'*/' * level}{name}"
-        for level in range(depth + 1)
-        for name in ("rounds.jsonl", SEAL_FILE)
-    ]
+    levels = ["*/" * level for level in range(depth + 1)]
+    names = [f"{level}{name}" for level in levels for name in ("rounds.jsonl", SEAL_FILE)]
     return {path.parent for name in names for path in place.glob(name)}
 
 
@@ -111,18 +106,13 @@ def read_single_run(folder: Path | str) -> RecordedRun:
     """The only run in a folder."""
     runs = read_runs([folder])
     if len(runs) > 1:
-        some = ", ".join(str(run.folder) for run in runs[:3])
-        raise BadInput(
-            f"{folder} holds {len(runs)} runs; name one of them:"
-            f" {some}{', ...' if len(runs) > 3 else ''}"
-        )
+        some = ", ".join([*(str(run.folder) for run in runs[:3]), *["..."] * (len(runs) > 3)])
+        raise BadInput(f"{folder} holds {len(runs)} runs; name one of them: {some}")
     return runs[0]
 
 
 def read_run(folder: Path) -> RecordedRun:
-    """One run directory, checked against its seal or its last commit. An incomplete last line is
-    skipped.
-    """
+    """One run directory, checked against its seal or last commit."""
     try:
         marks, is_sealed = known_marks(folder)
         experiment = read_settings(folder, marks)
@@ -178,9 +168,8 @@ def _validate_run(run: RecordedRun) -> None:
 
 def validate_round_line(row: Mapping[str, Any]) -> RoundRecord:
     """The record of a round's line; ValueError for a wrong type or a number out of bounds."""
-    values = ROUND_LINE.validate_python(
-        {key: value for key, value in row.items() if value is not None}
-    )
+    known = {key: value for key, value in row.items() if value is not None}
+    values = ROUND_LINE.validate_python(known)
     record = RoundRecord(**values)
     figures = [value for value in values.values() if isinstance(value, int | float)]
     evaluation = record.evaluation
@@ -200,16 +189,20 @@ def _validate_client_line(row: Mapping[str, Any]) -> Mapping[str, Any]:
     return row
 
 
+def get_line_seconds(line: Mapping[str, Any]) -> float:
+    """The seconds that a client took, by its line in clients.jsonl."""
+    return float(line.get("compute_seconds", 0.0) + line.get("transfer_seconds", 0.0))
+
+
 def _parse_relation(row: Mapping[str, Any]) -> RelationChange:
     line = RELATION_LINE.validate_python(row)
     k, H, packed = line["k"], line["H"], line.get("Omega")
     if len(H) != len(k):
         raise ValueError(f"relations.jsonl has {len(H)} sums for {len(k)} rows")
-    Omega = (
-        None if packed is None else np.frombuffer(base64.b64decode(packed, validate=True), np.int8)
-    )
-    if Omega is not None:
-        Omega = Omega.reshape(len(k), -1)
+    Omega = None
+    if packed is not None:
+        cells = np.frombuffer(base64.b64decode(packed, validate=True), np.int8)
+        Omega = cells.reshape(len(k), -1)
         if Omega.shape[1] > MAX_MAPPED_CLIENTS:
             raise ValueError(f"relations.jsonl has a map of {Omega.shape[1]} clients")
     return RelationChange(line["t"], tuple(k), tuple(H), Omega)

@@ -25,9 +25,7 @@ from flrce.storage.seal import (
 
 
 def write_model_card(folder: Path, samples: Mapping[str, Any], given_network: str = "") -> None:
-    """Write model.json: the preprocessing of samples, and the class of a network from Python, which
-    the experiment file cannot build.
-    """
+    """Write model.json: the preprocessing of samples, and the class of a network from Python."""
     card = {"schema": 1, "samples": samples, "given_network": given_network}
     with explain_write_errors(folder):
         write_atomically(folder / MODEL_FILE, json.dumps(card, indent=1).encode())

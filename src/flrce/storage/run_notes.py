@@ -54,24 +54,19 @@ def explain_divergence(history: Sequence[RoundRecord]) -> str:
 
 
 def ended_diverged(history: Sequence[RoundRecord]) -> str:
-    """The same if it decided the end of the run: the last evaluation diverged, or rounds were
-    abandoned because updates did.
-    """
+    """The same if it decided the end of the run: the last evaluation or abandoned rounds."""
     if not history:
         return ""
     if history[-1].outcome == "abandoned" and history[-1].stop:
         return _suggest_remedy(describe_diverged_updates(history[-1]), history[-1])
-    evaluated = next(
-        (
-            h
-            for h in reversed(history)
-            if h.last_model_metric is not None or h.costs.bytes_evaluation
-        ),
-        None,
-    )
-    if evaluated is None:
-        return ""
-    return _suggest_remedy(describe_diverged_loss(evaluated, history), evaluated)
+    for h in reversed(history):
+        if _was_evaluated(h):
+            return _suggest_remedy(describe_diverged_loss(h, history), h)
+    return ""
+
+
+def _was_evaluated(h: RoundRecord) -> bool:
+    return h.last_model_metric is not None or bool(h.costs.bytes_evaluation)
 
 
 def describe_diverged_updates(h: RoundRecord) -> str:
@@ -86,20 +81,11 @@ def describe_diverged_updates(h: RoundRecord) -> str:
 
 def describe_diverged_loss(h: RoundRecord, history: Sequence[RoundRecord]) -> str:
     """Says so if a round's loss is infinite or much larger than the first one."""
-    first = next(
-        (other.evaluation.loss for other in history if other.evaluation.loss is not None), 1.0
-    )
-    if h.evaluation.loss is None:
-        return (
-            "the loss went to infinity"
-            if h.last_model_metric is not None or h.costs.bytes_evaluation
-            else ""
-        )
-    return (
-        f"the loss went to {h.evaluation.loss:.1e}"
-        if h.evaluation.loss > DIVERGED_LOSS_RATIO * max(first, 1.0)
-        else ""
-    )
+    losses = (other.evaluation.loss for other in history)
+    first, loss = next((x for x in losses if x is not None), 1.0), h.evaluation.loss
+    if loss is None:
+        return "the loss went to infinity" if _was_evaluated(h) else ""
+    return f"the loss went to {loss:.1e}" if loss > DIVERGED_LOSS_RATIO * max(first, 1.0) else ""
 
 
 def _suggest_remedy(what: str, h: RoundRecord) -> str:
@@ -157,11 +143,10 @@ def _compare_with_constant(h: RoundRecord, baseline: Mapping[str, Any]) -> str:
 
 def _describe_negative_r2(h: RoundRecord) -> str:
     """Says so if a regression is worse than the mean value."""
-    metrics = (
-        {"r2": h.final_model_metric}
-        if h.evaluation.metric == "r2"
-        else {**h.evaluation.metrics, **h.evaluation.pooled}
-    )
+    if h.evaluation.metric == "r2":
+        metrics = {"r2": h.final_model_metric}
+    else:
+        metrics = {**h.evaluation.metrics, **h.evaluation.pooled}
     value = metrics.get("r2")
     if value is None or value >= 0:
         return ""
@@ -172,26 +157,16 @@ def _describe_negative_r2(h: RoundRecord) -> str:
 
 
 def _compare_with_chance(h: RoundRecord, partition: Mapping[str, Any]) -> str:
-    """Says so if accuracy is at chance or, without a recorded baseline, at the share of the most
-    frequent training label.
-    """
+    """Says so if accuracy is at chance, or at the share of the most frequent label."""
     labels = partition.get("labels") or ()
     classes = [str(name) for name in partition.get("classes", ())]
-    if (
-        h.evaluation.accuracy_weighted is None
-        or not labels
-        or len(classes) < 2
-        or not any(map(sum, labels))
-    ):
+    accuracy = h.evaluation.accuracy_weighted
+    if accuracy is None or len(classes) < 2 or not any(map(sum, labels)):
         return ""
-    accuracy = float(h.evaluation.accuracy_weighted)
     counts = [sum(column) for column in zip(*labels, strict=True)]
     share, name = max(zip((count / sum(counts) for count in counts), classes, strict=True))
-    if (
-        share > MAX_CHANCE_RATIO / len(classes)
-        and accuracy <= share + MAJORITY_TOLERANCE
-        and "baseline" not in partition
-    ):
+    skewed = share > MAX_CHANCE_RATIO / len(classes) and "baseline" not in partition
+    if skewed and accuracy <= share + MAJORITY_TOLERANCE:
         return (
             f"{100 * accuracy:.1f} % of all samples right is no better than always predicting class"
             f" {name!r} ({100 * share:.1f} %). The model may have learnt nothing: {LEARNING_REMEDY}"
@@ -209,8 +184,7 @@ def explain_lagging_average(history: Sequence[RoundRecord]) -> str:
     evaluated = [h for h in history if h.last_model_metric is not None]
     if not evaluated or evaluated[-1].evaluation.averaged is None:
         return ""
-    final = evaluated[-1]
-    metric = final.evaluation.metric
+    final, metric = evaluated[-1], evaluated[-1].evaluation.metric
     last = float(final.last_model_metric or 0.0)
     averaged = float(final.evaluation.averaged or 0.0)
     worse = averaged - last if final.evaluation.lower else last - averaged
@@ -226,9 +200,7 @@ def explain_lagging_average(history: Sequence[RoundRecord]) -> str:
 
 
 def compute_sweep_rounds(recipe: Recipe, M: int) -> float | None:
-    """Rounds in which no client reports twice: a sweep if clients take turns, else 1; None if they
-    do not report.
-    """
+    """Rounds until a client reports twice (a sweep if they take turns); None without reports."""
     if not recipe.holdouts:
         return None
     return M / recipe.P if isinstance(recipe.selector, RoundRobinSelector) else 1.0
@@ -250,11 +222,9 @@ def explain_unreachable_rule(
 
 def explain_small_fleet(recipe: Recipe, M: int) -> str:
     """Says so if there are too few clients for the aggregator to compare them."""
-    min_clients = (
-        MIN_CLIENTS_PER_KIN * recipe.aggregator.kin
-        if isinstance(recipe.aggregator, RelatedMean)
-        else 0
-    )
+    min_clients = 0
+    if isinstance(recipe.aggregator, RelatedMean):
+        min_clients = MIN_CLIENTS_PER_KIN * recipe.aggregator.kin
     if min_clients < M:
         return ""
     return (

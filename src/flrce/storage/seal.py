@@ -1,6 +1,4 @@
-"""The seal of a run: the hashes of its files, written when it ends, so that every later change is
-found.
-"""
+"""The seal of a run: hashes of its files, written when it ends."""
 
 import hashlib
 import json
@@ -25,17 +23,10 @@ from flrce.storage.limited import (
 SEAL_FILE = "checksums.json"
 MODEL_FILE = "model.json"  # preprocessing of raw samples and meaning of the outputs
 SEALED_FILES = (
-    "experiment.toml",
-    "partition.json",
-    MODEL_FILE,
-    "rounds.jsonl",
-    "clients.jsonl",
-    "relations.jsonl",
-    "model.safetensors",
-    "last.safetensors",
-    "relations.safetensors",
-    "final.json",
-    "summary.json",
+    *("experiment.toml", "partition.json", MODEL_FILE),
+    *("rounds.jsonl", "clients.jsonl", "relations.jsonl"),
+    *("model.safetensors", "last.safetensors", "relations.safetensors"),
+    *("final.json", "summary.json"),
 )
 # They have the hashes of all other files of the checkpoint.
 MANIFESTS = tuple(f"checkpoint/manifest.{slot}.json" for slot in "ab")
@@ -64,9 +55,7 @@ def serialize_marks(files: FileMarks) -> bytes:
 
 
 def read_seal(folder: Path) -> FileMarks:
-    """The marks of the files of a finished run; empty if the run has not ended, or an earlier
-    version wrote it.
-    """
+    """The marks of a finished run's files; empty if it has not ended or is of an older version."""
     path = folder / SEAL_FILE
     if not os.path.lexists(path):
         return {}
@@ -114,10 +103,8 @@ def read_sealed_file(path: Path, marks: FileMarks, limit: int = MAX_DOCUMENT_BYT
     """
     mark = marks.get(path.name)
     try:
-        size = path.lstat().st_size
-        require_memory(
-            PARSED_SIZE_RATIO * min(size, limit), str(path), "read it on a larger machine"
-        )
+        needed = PARSED_SIZE_RATIO * min(path.lstat().st_size, limit)
+        require_memory(needed, str(path), "read it on a larger machine")
         data = read_limited(path, limit)
     except FileNotFoundError:
         data = b""
@@ -204,9 +191,7 @@ def parse_document(data: bytes, path: Path) -> dict[str, Any]:
 
 
 def is_mark(value: Any) -> bool:
-    """Whether this is the length and the SHA-256 of a file. Schema 1 has some lengths without
-    SHA-256.
-    """
+    """Whether this is a length and a SHA-256, which schema 1 does not always have."""
     if not isinstance(value, dict) or type(value.get("bytes")) is not int or value["bytes"] < 0:
         return False
     sha256 = value.get("sha256", 0)

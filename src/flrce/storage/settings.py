@@ -34,11 +34,8 @@ def parse_stored_settings(experiment: str) -> FlatSettings:
 
 def select_deciding_settings(settings: FlatSettings) -> FlatSettings:
     """The settings on which the rounds of a run depend."""
-    return {
-        key: value
-        for key, value in settings.items()
-        if key not in (*NEUTRAL_SETTINGS, LENGTH_SETTING)
-    }
+    ignored = (*NEUTRAL_SETTINGS, LENGTH_SETTING)
+    return {key: value for key, value in settings.items() if key not in ignored}
 
 
 def require_same_experiment(path: Path, experiment: str) -> str:
@@ -92,18 +89,13 @@ def fingerprint_experiment(experiment: str) -> str:
 
 def fingerprint_experiment_text(experiment: str) -> str:
     """The hash as version 0.1 wrote it: of the text. Its runs can be resumed."""
-    lines = [
-        line
-        for line in experiment.splitlines()
-        if line.split(" = ")[0] not in ("workers", "device")
-    ]
+    ignored = ("workers", "device")
+    lines = [x for x in experiment.splitlines() if x.split(" = ")[0] not in ignored]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def list_former_fingerprints(*experiments: str) -> set[str]:
-    """Fingerprints of the same settings in earlier versions: without the preset of `flrce`, and of
-    the text.
-    """
+    """Fingerprints that earlier versions gave the same settings."""
     texts = [*experiments, *(text.replace(DEFAULT_PRESET_LINE, "") for text in experiments)]
     makers = (fingerprint_experiment, fingerprint_experiment_text)
     return {make(text) for text in texts for make in makers}
@@ -130,9 +122,8 @@ def flatten_tables(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any
     """Nested tables as {"a.b": value}."""
     flat: dict[str, Any] = {}
     for key, value in tables.items():
-        flat |= (
-            flatten_tables(value, f"{prefix}{key}.")
-            if isinstance(value, Mapping)
-            else {prefix + key: value}
-        )
+        if isinstance(value, Mapping):
+            flat |= flatten_tables(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
     return flat

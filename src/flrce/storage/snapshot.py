@@ -59,14 +59,12 @@ def take_snapshot(state: State, changed_rows: Sequence[int]) -> Snapshot:
         if not is_dataclass(piece_state):
             shot.scalars[role] = _encode_entry(role, piece_state, shot.whole)
             continue
-        if find_class(_type_name(piece_state)) and not type(piece_state).__module__.startswith(
-            "flrce."
-        ):
+        own = not type(piece_state).__module__.startswith("flrce.")
+        if own and find_class(_type_name(piece_state)):
             shot.scalars[role] = {CLASS: _type_name(piece_state)}
         for f in list_fields(piece_state):
-            _take_field(
-                f"{role}.{f.name}", getattr(piece_state, f.name), f.metadata, changed_rows, shot
-            )
+            value = getattr(piece_state, f.name)
+            _take_field(f"{role}.{f.name}", value, f.metadata, changed_rows, shot)
     for k in changed_rows:
         for name, tensor in state.client_states.get(state.roster[k], {}).items():
             shot.rows[f"carry/{k}/{name}"] = tensor
@@ -78,10 +76,8 @@ def _take_field(
     key: str, value: Any, metadata: Mapping[str, Any], changed_rows: Sequence[int], shot: Snapshot
 ) -> None:
     """Add one field of a piece's state to the snapshot."""
-    writable, rows = (
-        isinstance(value, Tensor) and value.dtype in SAFETENSORS_DTYPES,
-        metadata.get("rows"),
-    )
+    writable = isinstance(value, Tensor) and value.dtype in SAFETENSORS_DTYPES
+    rows = metadata.get("rows")
     if writable and rows == TRAINED:
         shot.rows[key] = TableRows(value, tuple(changed_rows))
     elif writable and rows and value.is_contiguous() and value.dim() and len(value):
@@ -104,11 +100,10 @@ def _encode_entry(key: str, value: Any, whole: NamedTensors) -> Any:
         nonlocal count
         count += 1
         name = f"{key}#{count}"
-        whole[name] = (
-            tensor
-            if tensor.dtype in SAFETENSORS_DTYPES
-            else tensor.contiguous().reshape(-1).view(torch.uint8)
-        )
+        if tensor.dtype in SAFETENSORS_DTYPES:
+            whole[name] = tensor
+        else:
+            whole[name] = tensor.contiguous().reshape(-1).view(torch.uint8)
         return name
 
     node = encode_value(value, put_tensor)
@@ -145,15 +140,9 @@ class StateAssembly:
                 continue  # another class now
             for f in list_fields(state):
                 key, template = f"{role}.{f.name}", getattr(state, f.name)
-                if (
-                    f.metadata.get("rows")
-                    and isinstance(template, Tensor)
-                    and key not in self.scalars
-                ):
-                    square = bool(f.metadata.get("square"))  # a table may be absent
-                    self.tables[key] = _make_blank_table(
-                        template, len(self.roster), square, f.metadata
-                    )
+                is_table = f.metadata.get("rows") and isinstance(template, Tensor)
+                if is_table and key not in self.scalars:  # a table may be absent
+                    self.tables[key] = _make_blank_table(template, len(self.roster), f.metadata)
 
     def add_rows(self, file: str, tensors: Mapping[str, Tensor]) -> None:
         """Add the rows of one file that no newer file has."""
@@ -174,13 +163,9 @@ class StateAssembly:
                 # rows of a square table may have become longer
                 table[(k, *(slice(size) for size in row.shape))] = row
             prefix = f"carry/{k}/"
-            client_state = {
-                name.removeprefix(prefix): x.clone()
-                for name, x in tensors.items()
-                if name.startswith(prefix)
-            }
-            if client_state:
-                self.client_states[self.roster[k]] = client_state
+            own = {n.removeprefix(prefix): x for n, x in tensors.items() if n.startswith(prefix)}
+            if own:
+                self.client_states[self.roster[k]] = {name: x.clone() for name, x in own.items()}
 
     def _add_changed(self, key: str, file: str, tensors: Mapping[str, Tensor]) -> None:
         """The same for a table of `found`. If its type or shape changed, all its rows are newer."""
@@ -189,11 +174,8 @@ class StateAssembly:
         rows, owner, count = tensors[key], self.owners[key], int(self.scalars[key][TABLE])
         if key not in self.found:
             self.found[key] = rows.new_zeros((count, *rows.shape[1:]))
-        new = [
-            (i, k)
-            for i, k in enumerate(tensors[ROWS_OF + key].tolist())
-            if k not in owner and k < count
-        ]
+        numbers = enumerate(tensors[ROWS_OF + key].tolist())
+        new = [(i, k) for i, k in numbers if k not in owner and k < count]
         if new:
             at, k = zip(*new, strict=True)
             self.found[key][list(k)] = rows[list(at)]
@@ -232,11 +214,9 @@ class StateAssembly:
         if key in self.scalars:
             entry = self.scalars[key]
             described = isinstance(entry, dict) and (VALUE in entry or TABLE in entry)
-            return (
-                self._restore_value(entry, key, whole)
-                if described
-                else _restore_plain_value(template, entry)
-            )
+            if described:
+                return self._restore_value(entry, key, whole)
+            return _restore_plain_value(template, entry)
         if key in self.tables:
             return self.tables[key]
         if key in whole:
@@ -263,14 +243,11 @@ def _select_round_entries(key: str, rounds: Mapping[str, Tensor]) -> dict[int, T
     return dict(sorted(entries.items()))
 
 
-def _make_blank_table(
-    template: Tensor, M: int, square: bool, metadata: Mapping[str, Any]
-) -> Tensor:
+def _make_blank_table(template: Tensor, M: int, metadata: Mapping[str, Any]) -> Tensor:
     """A table of M rows with their initial value."""
     default = float(template[0]) if template.numel() and template.dim() == 1 else 0.0
-    return template.new_full(
-        (M, M) if square else (M, *template.shape[1:]), metadata.get("fill", default)
-    )
+    shape = (M, M) if metadata.get("square") else (M, *template.shape[1:])
+    return template.new_full(shape, metadata.get("fill", default))
 
 
 def _restore_plain_value(template: Any, value: Any) -> Any:

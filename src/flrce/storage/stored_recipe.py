@@ -66,13 +66,10 @@ class RecordedRun:
     @cached_property
     def summary(self) -> dict[str, Any]:
         """The summary, computed from the rounds, so that unfinished runs have one too."""
-        sizes = [
-            self.extra.get(key, 0) for key in ("floats_on_the_wire", "parameters", "bytes_base")
-        ]
-        figures = summarize_run(self.rounds, *sizes)
-        return figures | {
-            key: self.extra[key] for key in ("versions", "hardware") if key in self.extra
-        }
+        keys = ("floats_on_the_wire", "parameters", "bytes_base")
+        figures = summarize_run(self.rounds, *(self.extra.get(key, 0) for key in keys))
+        machine = ("versions", "hardware")
+        return figures | {key: self.extra[key] for key in machine if key in self.extra}
 
     @cached_property
     def roster(self) -> tuple[str, ...]:
@@ -81,8 +78,7 @@ class RecordedRun:
         chosen = {h.t: h.chosen for h in self.committed_rounds}
         for relation in self.relations:
             names |= dict(zip(relation.k, chosen.get(relation.t, ()), strict=False))
-        joined = {c for h in self.rounds for c in h.chosen} - set(names.values())
-        late = sorted(joined)
+        late = sorted({c for h in self.rounds for c in h.chosen} - set(names.values()))
         names |= {max(names, default=-1) + 1 + i: client for i, client in enumerate(late)}
         return tuple(names.get(k, f"row {k}") for k in range(max(names, default=-1) + 1))
 
@@ -136,11 +132,9 @@ class RecordedRun:
 
     def count_conflicts(self, h: RoundRecord) -> float:
         """Conflicting clients in a round, as the run's stop rule counts them."""
-        return (
-            h.diagnostics.conflicts
-            if self.conflict_rule is None
-            else self.conflict_rule.get_conflicts(h)
-        )
+        if self.conflict_rule is None:
+            return h.diagnostics.conflicts
+        return self.conflict_rule.get_conflicts(h)
 
     @cached_property
     def client_lines(self) -> tuple[tuple[Mapping[str, Any], ...], ...]:

@@ -25,9 +25,7 @@ def describe_hardware() -> str:
 def summarize_run(
     history: tuple[RoundRecord, ...], size: int, trainable: int, base: int = 0
 ) -> dict[str, Any]:
-    """A run's final figures. `base`: bytes of the frozen part of the model, which every client gets
-    once.
-    """
+    """A run's final figures. `base`: bytes of the frozen part, sent once to every client."""
     done = [h for h in history if h.outcome == "committed"]
     # a round that was not started may evaluate the model of the previous one
     evaluated = [h for h in history if h.last_model_metric is not None]
@@ -35,9 +33,9 @@ def summarize_run(
     if evaluated:
         last = evaluated[-1]
     elif history:
-        last = RoundRecord(
-            0, metric=history[-1].evaluation.metric, lower=history[-1].evaluation.lower
-        )
+        newest = history[-1].evaluation
+        last = RoundRecord(0, metric=newest.metric, lower=newest.lower)
+    joules, nbytes = COSTS["joules"].of_run(history), COSTS["bytes"].of_run(history)
     accuracy = last.final_model_metric if last.evaluation.metric == "accuracy" else None
     return {
         **{name: x for cost in COSTS.values() for name, x in cost.summarize(history).items()},
@@ -52,12 +50,8 @@ def summarize_run(
         "loss": last.evaluation.loss,
         "stopped": history[-1].stop if history else "",
         "energy": name_energy_origin(history),
-        "computation_efficiency": _accuracy_per_unit(
-            accuracy, COSTS["joules"].of_run(history) / 1e3
-        ),
-        "communication_efficiency": _accuracy_per_unit(
-            accuracy, COSTS["bytes"].of_run(history) / 1e9
-        ),
+        "computation_efficiency": _accuracy_per_unit(accuracy, joules / 1e3),
+        "communication_efficiency": _accuracy_per_unit(accuracy, nbytes / 1e9),
         **({"figures": dict(done[-1].figures)} if done and done[-1].figures else {}),
         "shadow_stops": _find_shadow_stops(done),
         "exploit_rounds": sum(h.exploit for h in done),

@@ -22,9 +22,7 @@ class TableWatch:
         self.marks: dict[str, Tensor] = {}  # (M, ...) bytes of each row, or their digests
 
     def find_changed_rows(self, key: str, table: Tensor) -> tuple[int, ...]:
-        """Rows that differ from the last commit. All rows, if the table is new or its rows have
-        another type or shape.
-        """
+        """Rows that differ from the last commit; all rows of a new or reshaped table."""
         if self.kinds.get(key) != _row_kind(table):
             return tuple(range(len(table)))
         before, now = self.marks[key], mark_rows(table)

@@ -16,16 +16,9 @@ from flrce.core.payload_bytes import count_value_bytes
 # Smaller rows are gathered first: one write for each would be slower.
 MIN_ROW_BYTES = 2**16
 SAFETENSORS_DTYPES = {
-    torch.float64: "F64",
-    torch.int64: "I64",
-    torch.float32: "F32",
-    torch.int32: "I32",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
+    **{torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"},
+    **{torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8"},
+    **{torch.uint8: "U8", torch.bool: "BOOL"},
 }
 
 
