@@ -1,6 +1,4 @@
-"""Where and when a run's grams of CO2 were emitted, and what they would have been had it begun at
-another time.
-"""
+"""Where and when a run emitted its CO2, and what it would have emitted at another time."""
 
 import html
 from collections import defaultdict
@@ -13,46 +11,39 @@ import numpy as np
 from flrce.core.types import RoundRecord
 from flrce.devices.carbon import CarbonGrid, format_date_range, load_intensities, parse_time
 from flrce.errors import BadInput
-from flrce.storage.read import RecordedRun
+from flrce.storage.read import RecordedRun, get_line_seconds
 
 HOURS_PER_DAY = 24
 
 
 def sum_grams_by_hour(runs: Sequence[RecordedRun]) -> dict[str, list[float]]:
-    """Region -> grams by hour of the day (UTC) in which the round began; empty where no run knows
-    its regions.
-    """
-    found: dict[str, list[float]] = {}
+    """Region -> grams by hour of the day (UTC); empty if no run knows its regions."""
+    grams: dict[str, list[float]] = {}
     for run in runs:
         regions, start = run.partition.get("regions"), run.partition.get("begins")
-        if (
-            not isinstance(regions, list)
-            or not isinstance(start, int | float)
-            or len(regions) < len(run.roster)
-        ):
+        if not isinstance(regions, list) or not isinstance(start, int | float):
+            continue
+        if len(regions) < len(run.roster):
             continue
         began = {h.t: h.began for h in run.rounds}
         for line in run.costs:
             row = run.client_indices.get(line["client"])
             if line.get("grams") and row is not None and row < len(regions):
                 hour = int((start + began.get(line["t"], 0.0)) // 3600 % HOURS_PER_DAY)
-                found.setdefault(str(regions[row]), [0.0] * HOURS_PER_DAY)[hour] += float(
-                    line["grams"]
-                )
-    return found
+                hours = grams.setdefault(str(regions[row]), [0.0] * HOURS_PER_DAY)
+                hours[hour] += float(line["grams"])
+    return grams
 
 
 def render_carbon_table(runs: Sequence[RecordedRun]) -> str:
-    """The map of regions by hours as a table, darker where more was emitted; "" where nothing is
-    known.
-    """
-    found = sum_grams_by_hour(runs)
-    most = max((max(hours) for hours in found.values()), default=0.0)
+    """A table of regions by hours, marked where more was emitted; "" if nothing is known."""
+    grams = sum_grams_by_hour(runs)
+    most = max((max(hours) for hours in grams.values()), default=0.0)
     if not most:
         return ""
     head = "".join(f"<th>{hour}</th>" for hour in range(HOURS_PER_DAY))
     rows = []
-    for region, hours in sorted(found.items(), key=lambda item: -sum(item[1])):
+    for region, hours in sorted(grams.items(), key=lambda item: -sum(item[1])):
         cells = "".join(_render_carbon_cell(value, most) for value in hours)
         rows.append(f"<tr><th>{html.escape(region)}</th>{cells}<td>{sum(hours):.3g}</td></tr>")
     return (
@@ -92,20 +83,14 @@ def shift_run_start(run: RecordedRun, starts: Sequence[str]) -> list[ShiftedEmis
     if any(name not in known for name in names):
         raise BadInput(f"--start: {path} no longer has the regions of {run.folder}")
     of = np.array([names.index(str(name)) for name in regions], np.int64)
-    lines = [
-        line
-        for line in run.costs
-        if line["client"] in run.client_indices
-        and run.client_indices[line["client"]] < len(regions)
-    ]
-    rows = np.array([run.client_indices[line["client"]] for line in lines], np.int64)
+    index = {client: k for client, k in run.client_indices.items() if k < len(regions)}
+    lines = [line for line in run.costs if line["client"] in index]
+    rows = np.array([index[line["client"]] for line in lines], np.int64)
     at = np.array(find_send_times(run.rounds, lines))
-    seconds = np.array(
-        [line.get("compute_seconds", 0.0) + line.get("transfer_seconds", 0.0) for line in lines]
-    )
+    seconds = np.array([get_line_seconds(line) for line in lines])
     joules = np.array([line.get("joules", 0.0) for line in lines])
     hours = tuple(known[name] for name in names)
-    found = []
+    emissions = []
     for start in starts:
         begin = parse_time(start.strip())
         if not all(each.first <= begin < each.end_time for each in hours):
@@ -114,13 +99,10 @@ def shift_run_start(run: RecordedRun, starts: Sequence[str]) -> list[ShiftedEmis
                 f"--start {start.strip()}: outside the figures in {path}; they go from"
                 f" {format_date_range(first, end)}"
             )
-        grams = float(
-            CarbonGrid(tuple(names), of, hours, begin)
-            .compute_emissions(rows, at, seconds, joules)
-            .sum()
-        )
-        found.append(ShiftedEmissions(start.strip(), grams, grams / booked))
-    return found
+        grid = CarbonGrid(tuple(names), of, hours, begin)
+        grams = float(grid.compute_emissions(rows, at, seconds, joules).sum())
+        emissions.append(ShiftedEmissions(start.strip(), grams, grams / booked))
+    return emissions
 
 
 def find_send_times(
@@ -133,9 +115,9 @@ def find_send_times(
     for h in rounds:
         for client in h.chosen:
             tries[h.t, client].append(h.began)
-    found = []
+    times = []
     for line in lines:
         t = line["t"] - line.get("age", 0)
         mine = [] if line["outcome"] in ("asked", "evaluated") else tries[t, line["client"]]
-        found.append(mine.pop(0) if mine else began.get(t, 0.0))
-    return found
+        times.append(mine.pop(0) if mine else began.get(t, 0.0))
+    return times

@@ -1,6 +1,4 @@
-"""What a run's rule compared at each look, and what a point would have cost: for `why`, `whatif`
-and the report.
-"""
+"""What a stop rule compared at each evaluation, and what a point would have cost."""
 
 import math
 from collections.abc import Sequence
@@ -34,9 +32,7 @@ def sum_cost_until(run: RecordedRun, t: int) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class PointPrice:
-    """Estimated cost of a point at a look: as many rounds again, over their predicted gain with its
-    margin of error.
-    """
+    """Estimated cost of a point: as many rounds again, over the upper end of their gain."""
 
     t: int
     gain: float  # points
@@ -53,9 +49,8 @@ def compute_point_prices(run: RecordedRun) -> list[PointPrice]:
     course = find_course(run, GAIN) or MarginalGain().trace(run.committed_rounds)
     scale, prices = metric_scale(run.committed_rounds), []
     per_unit = 1 / scale.to_unit(1.0)
-    for t, value, limit in zip(
-        *((course.rounds, course.values, course.limits) if course else ((), (), ())), strict=True
-    ):
+    columns = (course.rounds, course.values, course.limits) if course else ((), (), ())
+    for t, value, limit in zip(*columns, strict=True):
         joules, nbytes = sum_cost_until(run, t)
         gain, price = value * per_unit, limit * per_unit
         point, load = (joules / gain, nbytes / gain) if gain > 0 else (None, None)
@@ -73,13 +68,10 @@ def build_price_chart(run: RecordedRun) -> dict[str, Any]:
     """For the report's chart of what a point costs, and may cost where the run had a price."""
     prices, scale = compute_point_prices(run), metric_scale(run.committed_rounds)
     priced = find_course(run, GAIN) is not None
+    per = f"per {scale.format_amount(1.0)} of {metric_name(scale.metric)}"
     return {
         "looks": [p.t for p in prices],
-        "per": (
-            "a point"
-            if scale.in_points
-            else f"per {scale.format_amount(1.0)} of {metric_name(scale.metric)}"
-        ),
+        "per": "a point" if scale.in_points else per,
         "gain": [_round_digits(p.gain) for p in prices],
         "joules": [_round_digits(p.joules) for p in prices],
         "bytes": [_round_digits(p.bytes) for p in prices],

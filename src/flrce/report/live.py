@@ -40,6 +40,10 @@ RECENT_EVALUATIONS = 10  # evaluations from which the current price of a point i
 MAX_LISTED_CLIENTS = 40  # clients and rejected replies in a snapshot
 MAX_CURVE_POINTS = 40  # newest points of a curve in a snapshot
 WATCHED_FILES = ("rounds.jsonl", "experiment.toml", "partition.json", "lock", SEAL_FILE, *MANIFESTS)
+READ_ERRORS = (
+    *(OSError, ValueError, KeyError, TypeError, AttributeError),
+    *(OverflowError, RecursionError),
+)
 RUNNING_STATES = ("running", "preparing")
 PACE_ROUNDS = 20  # rounds from whose times the end is estimated
 
@@ -71,15 +75,14 @@ class RecordTail:
                 if file.read(len(self.last_line)) != self.last_line:
                     self._restart()
                     file.seek(0)
-                self._read_lines(
-                    split_lines(file, None if length is None else length - self.position)
-                )
+                left = None if length is None else length - self.position
+                self._read_lines(split_lines(file, left))
         except FileNotFoundError:
             self._restart()
-        if mark is not None and (
-            self.position < mark["bytes"]
-            or (mark["sha256"] and self.digest.hexdigest() != mark["sha256"])
-        ):
+        if mark is None:
+            return self.position != before
+        changed = mark["sha256"] and self.digest.hexdigest() != mark["sha256"]
+        if changed or self.position < mark["bytes"]:
             raise DamagedRun(
                 f"{self.path} is not as it was written; flrce verify {self.path.parent} checks all"
                 " files"
@@ -119,15 +122,7 @@ class WatchedRun:
                 self._read_run()
                 self.file_stamps = stamps
                 self.view = self._build_view(owner)
-        except (
-            OSError,
-            ValueError,
-            KeyError,
-            TypeError,
-            AttributeError,
-            OverflowError,
-            RecursionError,
-        ) as error:
+        except READ_ERRORS as error:
             self.run, self.tail = None, RecordTail(self.tail.path)
             word = "damaged" if isinstance(error, DamagedRun) else "unreadable"
             state = f"{word}: {format_one_line(describe_error(error), 120)}"
@@ -160,9 +155,7 @@ class WatchedRun:
         done, began = len(self.run.committed_rounds), _get_modification_time(self.folder / "lock")
         points = list(self.times)
         if len(points) == 1 and 0 < began < points[0][0]:
-            points.insert(
-                0, (began, 0)
-            )  # one snapshot so far: assume that the run began at round 1
+            points.insert(0, (began, 0))  # one snapshot so far: assume a start at round 1
         if len(points) < 2 or points[-1][1] <= points[0][1]:
             return None
         pace = (points[-1][0] - points[0][0]) / (points[-1][1] - points[0][1])
@@ -234,11 +227,9 @@ def _read_link(path: str) -> str:
 
 def build_run_view(run: RecordedRun, owner: str, ends: float | None, last: float) -> dict[str, Any]:
     """A run as plain data for the terminal, JSON and Prometheus. Names are not escaped."""
-    T, done, state = (
-        get_planned_rounds(run),
-        len(run.committed_rounds),
-        describe_run_state(run, owner),
-    )
+    T = get_planned_rounds(run)
+    done = len(run.committed_rounds)
+    state = describe_run_state(run, owner)
     metric = str(run.summary["metric"])
     refused = [[h.t, client, reason] for h in run.rounds for client, reason in h.rejected.items()]
     return {

@@ -124,17 +124,17 @@ def build_metrics_server(watcher: RunWatcher, host: str, port: int) -> Threading
 
         def do_GET(self) -> None:
             if self.path.partition("?")[0] != "/metrics":
-                return self.answer(404, "text/plain", "not found; use /metrics")
+                return self.send_answer(404, "text/plain", "not found; use /metrics")
             try:
                 with lock:
                     text = render_metrics(watcher.take_snapshot())
             except BadInput as error:  # a folder that does not exist yet
-                return self.answer(503, "text/plain", f"{error}\n")
-            self.answer(200, CONTENT_TYPE, text)
+                return self.send_answer(503, "text/plain", f"{error}\n")
+            self.send_answer(200, CONTENT_TYPE, text)
 
         do_HEAD = do_GET
 
-        def answer(self, code: int, content_type: str, text: str) -> None:
+        def send_answer(self, code: int, content_type: str, text: str) -> None:
             body = text.encode()
             self.send_response(code)
             self.send_header("Content-Type", content_type)

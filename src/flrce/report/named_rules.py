@@ -34,9 +34,7 @@ class FigureLimit(StopRule):
 
 
 def build_named_pieces(role: str, names: Sequence[str]) -> dict[str, Any]:
-    """Each name as a piece: "patience", "mine:Enough", or a table with settings such as
-    { piece = "mine:Enough", rounds = 5 }.
-    """
+    """Each name as a piece: "patience", "mine:Enough", or { piece = "mine:Enough", ... }."""
     return {name: build_piece(role, _parse_name(role, name), "whatif") for name in names}
 
 
@@ -54,11 +52,11 @@ def _parse_name(role: str, name: str) -> Any:
 
 def build_limits(text: str | None, figures: Sequence[str]) -> dict[str, StopRule]:
     """NAME=VALUE,... as rules: a cost, or a figure that pieces of the run reported."""
-    found: dict[str, StopRule] = {}
+    rules: dict[str, StopRule] = {}
     for part in text.split(",") if text else ():
         name, _, value = (piece.strip() for piece in part.partition("="))
-        found[f"{value} {name}"] = _build_limit(name, _parse_limit(part, value), figures)
-    return found
+        rules[f"{value} {name}"] = _build_limit(name, _parse_limit(part, value), figures)
+    return rules
 
 
 def _parse_limit(part: str, value: str) -> float:

@@ -1,6 +1,4 @@
-"""The rounds of a finished run under another pace: how long they would have lasted, whose replies
-would have counted. The model and who is chosen are as recorded: only a new run can change them.
-"""
+"""The rounds of a finished run under another pace: how long they would have lasted."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -10,7 +8,7 @@ from typing import Any
 from flrce.core.roles import Pace, overrides
 from flrce.core.types import Task
 from flrce.errors import BadInput
-from flrce.storage.read import RecordedRun
+from flrce.storage.read import RecordedRun, get_line_seconds
 
 REPLAY_CAVEAT = (
     "The same clients train the same model in each round. Replies that a pace drops would have"
@@ -55,15 +53,15 @@ def replay_pace(run: RecordedRun, name: str, pace: Pace) -> ReplayedPace:
         seconds, joules = seconds + lasted, joules + h.joules + spent
         replies, short = replies + counted, short + (counted < least)
     return ReplayedPace(
-        name,
-        asked,
-        seconds,
-        sum(h.seconds for h in rounds),
-        joules,
-        sum(h.joules for h in rounds),
-        replies,
-        sum(len(h.replied) for h in rounds),
-        short,
+        pace=name,
+        asked=asked,
+        seconds=seconds,
+        seconds_recorded=sum(h.seconds for h in rounds),
+        joules=joules,
+        joules_recorded=sum(h.joules for h in rounds),
+        replies=replies,
+        replies_recorded=sum(len(h.replied) for h in rounds),
+        short_rounds=short,
     )
 
 
@@ -97,29 +95,21 @@ def _replay_round(
     """(replies that count, seconds of the round, joules of waiting more than recorded)."""
     whole = [line for line in lines if line["outcome"].startswith(WHOLE_REPLIES)]
     before = sum(
-        max((_get_seconds(line) for line in lines if line["outcome"] == kind), default=0.0)
+        max((get_line_seconds(line) for line in lines if line["outcome"] == kind), default=0.0)
         for kind in ("asked", "evaluated")
     )
-    counted = sorted(s for s in map(_get_seconds, whole) if s <= deadline)[:keep]
+    counted = sorted(s for s in map(get_line_seconds, whole) if s <= deadline)[:keep]
     lasted = counted[-1] if counted else 0.0
-    left = [_get_seconds(line) for line in lines if line["outcome"].startswith("left")]
+    left = [get_line_seconds(line) for line in lines if line["outcome"].startswith("left")]
     enough = keep is not None and len(counted) == keep
     if not enough:
         lasted = max([lasted, *left])
-    if any(_get_seconds(line) > deadline for line in whole):
+    if any(get_line_seconds(line) > deadline for line in whole):
         lasted = max(lasted, deadline)
-    waits = [
-        line.get("idle_watts", 0.0)
-        * (_wait(lasted, _get_seconds(line)) - _wait(recorded - before, _get_seconds(line)))
-        for line in lines
-        if line["outcome"] not in ("asked", "evaluated")
-    ]
-    return len(counted), lasted + before, sum(waits)
-
-
-def _wait(lasted: float, seconds: float) -> float:
-    return max(lasted - seconds, 0.0)
-
-
-def _get_seconds(line: Mapping[str, Any]) -> float:
-    return float(line.get("compute_seconds", 0.0) + line.get("transfer_seconds", 0.0))
+    waited = 0.0
+    for line in lines:
+        if line["outcome"] not in ("asked", "evaluated"):
+            own = get_line_seconds(line)
+            longer = max(lasted - own, 0.0) - max(recorded - before - own, 0.0)
+            waited += line.get("idle_watts", 0.0) * longer
+    return len(counted), lasted + before, waited

@@ -1,5 +1,4 @@
-"""One self-contained page: tables in plain HTML, charts drawn by our own script from data in the
-page.
+"""One self-contained page: tables in plain HTML, charts drawn from data in the page.
 
 No library and no request: the content security policy forbids both, and runs only the script whose
 hash it names. Client names and folders are untrusted text: escaped in HTML, and handled as text by
@@ -52,6 +51,7 @@ def render_report(runs: Sequence[RecordedRun]) -> str:
     """The page as text."""
     parts = tables.group_runs(runs)
     metric = html.escape(words.format_metric_name(tables.get_primary_metric(parts)))
+    costs = tables.list_shown_costs(parts)
     script = "\n".join(_read_asset(name) for name in SCRIPT_FILES)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return Template(_read_asset("page.html")).substitute(
@@ -60,7 +60,7 @@ def render_report(runs: Sequence[RecordedRun]) -> str:
         style=_read_asset("page.css"),
         data=to_embedded_json(build_report_payload(parts)),
         version=__version__,
-        story=render_summary_sentences(parts),
+        story="".join(f"<p>{html.escape(text)}</p>" for text in describe_groups(parts)),
         carbon=carbon.render_carbon_table(runs),
         headline=render_summary_table(parts),
         metric=metric,
@@ -70,10 +70,8 @@ def render_report(runs: Sequence[RecordedRun]) -> str:
         compared="Recipes compared" if len(parts) > 1 else metric,
         picker=render_run_options(parts),
         settings=render_settings(parts),
-        axes=render_cost_choices("axis", tables.list_shown_costs(parts)),
-        costs=render_cost_choices(
-            "cost", [cost for cost in tables.list_shown_costs(parts) if cost.by_client]
-        ),
+        axes=render_cost_choices("axis", costs),
+        costs=render_cost_choices("cost", [cost for cost in costs if cost.by_client]),
     )
 
 
@@ -99,33 +97,27 @@ def build_report_payload(parts: Sequence[RunGroup]) -> dict[str, Any]:
         for run in part.runs:
             rows = run_detail.select_charted_clients(run)
             labels = run.partition.get("labels", [])
-            found = run_detail.build_run_detail(run, rows)
+            detail = run_detail.build_run_detail(run, rows)
             classes = [str(name) for name in run.partition.get("classes", ())]
-            runs.append(
-                {
-                    "recipe": i,
-                    "seed": run.seed,
-                    "M": len(run.roster),
-                    "clients": rosters.get_index([run.roster[k] for k in rows]),
-                    "partition": partitions.get_index([labels[k] for k in rows if k < len(labels)]),
-                    "classes": classes or [str(label) for label in range(len(found["byClass"]))],
-                    "order": run_detail.order_by_relationship(run)
-                    if len(rows) == len(run.roster)
-                    else list(range(len(rows))),
-                    "relations": None,
-                    **found,
-                }
-            )
+            order = list(range(len(rows)))
+            if len(rows) == len(run.roster):
+                order = run_detail.order_by_relationship(run)
+            described = {
+                "recipe": i,
+                "seed": run.seed,
+                "M": len(run.roster),
+                "clients": rosters.get_index([run.roster[k] for k in rows]),
+                "partition": partitions.get_index([labels[k] for k in rows if k < len(labels)]),
+                "classes": classes or [str(label) for label in range(len(detail["byClass"]))],
+                "order": order,
+                "relations": None,
+            }
+            runs.append(described | detail)
     _add_maps(runs, [run for part in parts for run in part.runs])
+    metric, units = tables.get_primary_metric(parts), tables.choose_units(parts)
     return {
-        "units": {
-            name: {"per": per, "name": unit}
-            for name, (per, unit) in tables.choose_units(parts).items()
-        },
-        "metric": {
-            "name": words.format_metric_heading(tables.get_primary_metric(parts)),
-            "per": words.metric_unit(tables.get_primary_metric(parts)),
-        },
+        "units": {name: {"per": per, "name": unit} for name, (per, unit) in units.items()},
+        "metric": {"name": words.format_metric_heading(metric), "per": words.metric_unit(metric)},
         "axes": {cost.name: cost.label for cost in tables.list_shown_costs(parts)},
         "scales": {name: cost.units for name, cost in COSTS.items()},
         "recipes": [build_group_payload(part) for part in parts],
@@ -136,22 +128,20 @@ def build_report_payload(parts: Sequence[RunGroup]) -> dict[str, Any]:
 
 
 def _add_maps(described: list[dict[str, Any]], runs: Sequence[RecordedRun]) -> None:
-    """Relationship maps as far as the page's size allows: every recipe's first seed, then the
-    second ones, ...
-    """
+    """Relationship maps as far as the page's size allows: each recipe's first seed first."""
     left, seen = MAX_MAP_BYTES, [0] * (1 + max((d["recipe"] for d in described), default=0))
     turn = []
     for d in described:
         turn.append(seen[d["recipe"]])
         seen[d["recipe"]] += 1
     for i in sorted(range(len(runs)), key=lambda i: (turn[i], i)):
-        found = run_detail.pack_relationship_rows(runs[i])
-        size = sum(map(len, found["rows"])) if found else 0
-        if found and size > left:
+        relationship_rows = run_detail.pack_relationship_rows(runs[i])
+        size = sum(map(len, relationship_rows["rows"])) if relationship_rows else 0
+        if relationship_rows and size > left:
             described[i]["left_out"] = True
-        elif found:
+        elif relationship_rows:
             left -= size
-            described[i]["relations"] = found
+            described[i]["relations"] = relationship_rows
 
 
 class _UniqueItems:
@@ -172,13 +162,11 @@ class _UniqueItems:
 def build_group_payload(part: RunGroup) -> dict[str, Any]:
     """A recipe's bars and curves."""
     names = (*tables.list_summary_figures(), "bytes_up", "bytes_down", "joules_wasted")
+    intervals = {name: part.compute_interval(name) for name in names}
     return {
         "label": part.label,
         "seeds": len(part.runs),
-        "figures": {
-            name: [part.compute_interval(name).mean, part.compute_interval(name).spread]
-            for name in names
-        },
+        "figures": {name: [each.mean, each.spread] for name, each in intervals.items()},
         "hasAverage": any(h.averaged is not None for run in part.runs for h in run.rounds),
         "curves": {
             kind: {axis: _sample_mean_band(part, axis, kind) for axis in COSTS}
@@ -206,9 +194,8 @@ def render_summary_table(parts: Sequence[RunGroup]) -> str:
     ]
     for label, seeds, *cells in rows:
         lines.append(f'<tr><th scope="row">{html.escape(label)}</th><td>{seeds}</td>')
-        lines += [
-            f"<td>{render_interval(cell, n)}</td>" for cell, n in zip(cells, digits, strict=True)
-        ]
+        pairs = zip(cells, digits, strict=True)
+        lines += [f"<td>{render_interval(cell, n)}</td>" for cell, n in pairs]
         lines.append("</tr>")
     return "".join([*lines, "</tbody>"])
 
@@ -217,11 +204,6 @@ def render_interval(cell: ConfidenceInterval, digits: int) -> str:
     """A cell of the table, its interval in grey."""
     mean, sign, half = cell.format_interval(digits).partition(" ± ")
     return f'{mean} <span class="half">± {half}</span>' if sign else mean
-
-
-def render_summary_sentences(parts: Sequence[RunGroup]) -> str:
-    """The opening sentences."""
-    return "".join(f"<p>{html.escape(sentence)}</p>" for sentence in describe_groups(parts))
 
 
 def describe_spread(parts: Sequence[RunGroup]) -> str:
@@ -250,9 +232,8 @@ def describe_setting(runs: Sequence[RecordedRun]) -> str:
         data = run.experiment.get("data", {})
         name = data.get("path") or get_dataset_name(run)
         M, P = run.experiment.get("clients", len(run.roster)), run.P
-        kinds[
-            f"{name}, {data.get('partition', 'dirichlet')} partition, {M} clients, {P} per round"
-        ] = True
+        partition = data.get("partition", "dirichlet")
+        kinds[f"{name}, {partition} partition, {M} clients, {P} per round"] = True
     energy = " and ".join(sorted({run.summary["energy"] for run in runs}))
     return (
         f"{'; '.join(kinds)}. {len(runs)} run{'s' if len(runs) > 1 else ''}; energy"
@@ -287,12 +268,9 @@ def render_settings(parts: Sequence[RunGroup]) -> str:
     for part in parts:
         run = part.runs[0]
         lines = [f"{key} = {value}" for key, value in tables.list_result_settings(run).items()]
-        lines += [f"{key} {value}" for key, value in run.summary["versions"].items()] + [
-            run.summary["hardware"]
-        ]
-        lines += [
-            f"seed {each.seed}: {each.folder.name}, {describe_ending(each)}" for each in part.runs
-        ]
+        lines += [f"{key} {value}" for key, value in run.summary["versions"].items()]
+        lines.append(run.summary["hardware"])
+        lines += [f"seed {r.seed}: {r.folder.name}, {describe_ending(r)}" for r in part.runs]
         text = html.escape("\n".join(lines))
         blocks.append(
             f"<details><summary>{html.escape(part.label)}</summary><pre>{text}</pre></details>"

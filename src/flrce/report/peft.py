@@ -1,6 +1,4 @@
-"""A run's adapters as HuggingFace's peft reads them: adapter_config.json and
-adapter_model.safetensors.
-"""
+"""A run's adapters for HuggingFace's peft: adapter_config.json, adapter_model.safetensors."""
 
 import json
 from collections.abc import Mapping
@@ -17,29 +15,30 @@ from flrce.models.nets import build_network
 from flrce.models.seeds import SeedSpaceNetwork
 from flrce.storage.disk import BY_UMASK, write_atomically
 
-WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+ADAPTER_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
 # where a model that has a name here is published
 PUBLISHED_MODELS = {"smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}
 # of model.options
 DEFAULT_MODEL_OPTIONS: dict[str, Any] = {"path": "smollm2", "rank": 8, "alpha": 16.0}
+PEFT_CONFIG = {
+    **{"peft_type": "LORA", "task_type": "CAUSAL_LM", "inference_mode": True},
+    **{"lora_dropout": 0.0, "bias": "none", "fan_in_fan_out": False},
+}
 PEFT_NAME_PREFIX = "base_model.model."  # peft around a causal model
 
 
 def write_adapters(
     model: Mapping[str, Tensor], experiment: Experiment, out: Path | str
 ) -> dict[str, Any]:
-    """Write the adapters among a model's named tensors, a run's or one client's own; the config is
-    returned.
-    """
+    """Write the adapters among a model's tensors, a run's or one client's; return the config."""
     if experiment.model.name != "llama":
         raise BadInput(
             f"the run trained model.name = {experiment.model.name!r}; only 'llama' has adapters for"
             " peft"
         )
-    options, out = {**DEFAULT_MODEL_OPTIONS, **(experiment.model.options or {})}, Path(out)
-    tensors = {
-        to_transformers_name(name): x for name, x in collect_adapters(model, experiment).items()
-    }
+    out, options = Path(out), {**DEFAULT_MODEL_OPTIONS, **(experiment.model.options or {})}
+    adapters = collect_adapters(model, experiment)
+    tensors = {to_transformers_name(name): x for name, x in adapters.items()}
     if not tensors:
         few = ", ".join(sorted(model)[:2])
         raise BadInput(
@@ -48,25 +47,19 @@ def write_adapters(
             " writes them"
         )
     targets = sorted({name.rpartition(".")[0] for name in tensors})
+    base = str(options["path"])
     config = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "inference_mode": True,
-        "base_model_name_or_path": PUBLISHED_MODELS.get(str(options["path"]), str(options["path"])),
+        **PEFT_CONFIG,
+        "base_model_name_or_path": PUBLISHED_MODELS.get(base, base),
         "r": int(options["rank"]),
         "lora_alpha": float(options["alpha"]),
-        "lora_dropout": 0.0,
-        "bias": "none",
-        "fan_in_fan_out": False,
         "target_modules": targets,
     }
-    named = {
-        f"{PEFT_NAME_PREFIX}{name}.weight": tensor.contiguous() for name, tensor in tensors.items()
-    }
+    named = {f"{PEFT_NAME_PREFIX}{name}.weight": x.contiguous() for name, x in tensors.items()}
     try:
         out.mkdir(parents=True, exist_ok=True)
-        write_atomically(out / WEIGHTS, save(named, {"format": "pt"}), BY_UMASK)
-        write_atomically(out / CONFIG, json.dumps(config, indent=1).encode(), BY_UMASK)
+        write_atomically(out / ADAPTER_FILE, save(named, {"format": "pt"}), BY_UMASK)
+        write_atomically(out / CONFIG_FILE, json.dumps(config, indent=1).encode(), BY_UMASK)
     except OSError as why:
         raise BadInput(
             f"{out} cannot be written: {why.strerror or why}; give a folder that can"
@@ -75,16 +68,12 @@ def write_adapters(
 
 
 def to_transformers_name(name: str) -> str:
-    """The name in a causal model of transformers: its layers lie below `model`, its output layer
-    beside it.
-    """
+    """The name in a causal model of transformers: layers below `model`, output layer beside."""
     return f"lm_{name}" if name.startswith("head.") else f"model.{name}"
 
 
 def collect_adapters(tensors: Mapping[str, Tensor], experiment: Experiment) -> dict[str, Tensor]:
-    """Both matrices of every adapter, by their names in the network; those of a seed space are
-    worked out.
-    """
+    """Both matrices of every adapter by name; those of a seed space are computed."""
     if "steps" in tensors:
         net = build_network("llama", (1,), 1, experiment.seed, 1, True, experiment.model.options)
         assert isinstance(net, SeedSpaceNetwork)

@@ -56,9 +56,7 @@ class RunResults:
         return rows
 
     def to_pandas(self, table: str = "summary") -> Any:
-        """A DataFrame of the table: "summary" (means and half-widths of 95 % intervals) or
-        "rounds".
-        """
+        """A DataFrame: "summary" (means, half-widths of 95 % intervals) or "rounds"."""
         try:
             import pandas
         except ImportError as why:
@@ -86,9 +84,7 @@ class RunResults:
         return "\n".join([*body, r"\end{tabular}", ""])
 
     def plot(self, axis: str = "rounds", axes: Any = None) -> Any:
-        """The primary metric along rounds or a cost, mean and 95 % interval of each group; the
-        axes of matplotlib.
-        """
+        """The metric along rounds or a cost, with 95 % intervals; the axes of matplotlib."""
         if axis not in COSTS:
             raise BadInput(f"axis = {axis!r} is unknown; {suggest_name(axis, COSTS)}")
         try:
@@ -113,9 +109,7 @@ class RunResults:
         return axes
 
     def save(self, folder: Path | str) -> list[Path]:
-        """Write every table as csv, the summary as LaTeX, and figures along rounds, bytes and
-        joules as PNG.
-        """
+        """Write every table as csv, the summary as LaTeX, and figures as PNG."""
         place = Path(folder)
         place.mkdir(parents=True, exist_ok=True)
         for table in ("summary", "rounds"):

@@ -1,10 +1,8 @@
-"""One run in detail, as the page shows it: conflicts, selections, costs per client, the
-relationship map.
-"""
+"""One run as the page shows it: conflicts, selections, costs, the relationship map."""
 
 import base64
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,9 +24,8 @@ def select_charted_clients(run: RecordedRun) -> list[int]:
     if len(run.roster) <= MAX_CHARTED_CLIENTS:
         return list(range(len(run.roster)))
     chosen = Counter(run.client_indices[client] for h in run.rounds for client in h.chosen)
-    return sorted(
-        sorted(range(len(run.roster)), key=lambda k: (-chosen[k], k))[:MAX_CHARTED_CLIENTS]
-    )
+    ranked = sorted(range(len(run.roster)), key=lambda k: (-chosen[k], k))
+    return sorted(ranked[:MAX_CHARTED_CLIENTS])
 
 
 def build_run_detail(run: RecordedRun, rows: Sequence[int]) -> dict[str, Any]:
@@ -45,12 +42,7 @@ def build_run_detail(run: RecordedRun, rows: Sequence[int]) -> dict[str, Any]:
         "point": build_price_chart(run),
         "accuracy": [_round_digits(h.last_model_metric) for h in run.rounds],
         "averaged": [_round_digits(h.averaged) for h in run.rounds],
-        **{
-            name: [
-                x if isinstance(x, int) else _round_digits(x) for x in cost.accumulate(run.rounds)
-            ]
-            for name, cost in COSTS.items()
-        },
+        **{name: _round_sums(cost.accumulate(run.rounds)) for name, cost in COSTS.items()},
         "chosen": [[place[c] for c in h.chosen if c in place] for h in run.rounds],
         "rejected": [[place[c] for c in h.rejected if c in place] for h in run.rounds],
         "loss": [_round_digits(h.loss) for h in run.rounds],
@@ -65,6 +57,10 @@ def build_run_detail(run: RecordedRun, rows: Sequence[int]) -> dict[str, Any]:
     }
 
 
+def _round_sums(sums: Iterable[Any]) -> list[Any]:
+    return [x if isinstance(x, int) else _round_digits(x) for x in sums]
+
+
 def build_figure_series(run: RecordedRun) -> dict[str, list[float | None]]:
     """What pieces reported: name -> (rounds,)."""
     names = dict.fromkeys(name for h in run.rounds for name in h.figures)
@@ -72,14 +68,10 @@ def build_figure_series(run: RecordedRun) -> dict[str, list[float | None]]:
 
 
 def build_final_metrics(run: RecordedRun, rows: Sequence[int]) -> dict[str, Any]:
-    """The headline of the final model for each client, and its accuracy for each class, where
-    recorded.
-    """
+    """The final model's metric for each client and class, where recorded."""
     metric = str(run.final.get("metric", "accuracy"))
-    clients, classes = (
-        run.final.get("clients", []),
-        run.final.get("classes", []) if metric == "accuracy" else [],
-    )
+    clients = run.final.get("clients", [])
+    classes = run.final.get("classes", []) if metric == "accuracy" else []
     return {
         "byClient": [_round_digits(clients[k]) if k < len(clients) else None for k in rows],
         "byClass": [_round_digits(value) for value in classes],
@@ -93,21 +85,16 @@ def build_final_metrics(run: RecordedRun, rows: Sequence[int]) -> dict[str, Any]
 
 def mean_training_losses(run: RecordedRun) -> list[float | None]:
     """Mean loss of the clients whose replies counted, over the first epoch of each round."""
-    found = []
+    losses_by_round = []
     for lines in run.client_lines:
-        losses = [
-            line["loss"]
-            for line in lines
-            if line["outcome"] == "useful" and line.get("loss") is not None
-        ]
-        found.append(_round_digits(sum(losses) / len(losses)) if losses else None)
-    return found
+        useful = [line for line in lines if line["outcome"] == "useful"]
+        losses = [line["loss"] for line in useful if line.get("loss") is not None]
+        losses_by_round.append(_round_digits(sum(losses) / len(losses)) if losses else None)
+    return losses_by_round
 
 
 def build_headway_series(run: RecordedRun) -> dict[str, Any]:
-    """Headway of each round; where a standstill ends the run, the mean it looks at, and the least
-    that goes on.
-    """
+    """Headway of each round; the mean that a stop rule compares, and its limit."""
     course = find_course(run, "headway")
     means = dict(zip(course.rounds, course.values, strict=True)) if course else {}
     return {
@@ -131,9 +118,8 @@ def sum_client_costs(run: RecordedRun, rows: Sequence[int]) -> dict[str, list[fl
             totals[f"{cost.name}{wasted}"][k] += cost.of_line(line)
     for h in run.rounds:
         totals["n"][[run.client_indices[client] for client in h.chosen]] += 1
-    return {
-        name: [_round_digits(x, 9) for x in values[list(rows)]] for name, values in totals.items()
-    }
+    shown = {name: values[list(rows)] for name, values in totals.items()}
+    return {name: [_round_digits(x, 9) for x in values] for name, values in shown.items()}
 
 
 def pack_relationship_rows(run: RecordedRun) -> dict[str, Any] | None:
@@ -159,9 +145,7 @@ def rebuild_relationship_map(run: RecordedRun, t: int | None = None) -> NDArray[
 
 
 def order_by_relationship(run: RecordedRun) -> list[int]:
-    """Rows ordered so that clients that agree stand together: average linkage on 1 - mutual
-    relationship.
-    """
+    """Rows ordered so that clients that agree stand together (average linkage)."""
     from scipy.cluster.hierarchy import leaves_list, linkage
     from scipy.spatial.distance import squareform
 

@@ -1,6 +1,4 @@
-"""Runs grouped by what was asked, with means and 95 % intervals over their seeds, and curves with
-bands.
-"""
+"""Runs grouped by experiment, with means and 95 % intervals over seeds, and curves."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -36,8 +34,8 @@ class RunGroup:
     runs: tuple[RecordedRun, ...]
 
     def get_values(self, figure: str) -> list[float]:
-        found = [get_summary_values(run)[figure] for run in self.runs]
-        return [value for value in found if value is not None]
+        figures = [get_summary_values(run)[figure] for run in self.runs]
+        return [value for value in figures if value is not None]
 
     def compute_interval(self, figure: str) -> ConfidenceInterval:
         return confidence_interval(self.get_values(figure))
@@ -60,10 +58,10 @@ def get_summary_values(run: RecordedRun) -> dict[str, float | None]:
 
 def group_runs(runs: Sequence[RecordedRun]) -> list[RunGroup]:
     """Runs by experiment, seeds and what changes no result set aside; labels tell groups apart."""
-    found: dict[str, list[RecordedRun]] = {}
+    groups: dict[str, list[RecordedRun]] = {}
     for run in runs:
-        found.setdefault(repr(sorted(list_result_settings(run).items())), []).append(run)
-    parts = list(found.values())
+        groups.setdefault(repr(sorted(list_result_settings(run).items())), []).append(run)
+    parts = list(groups.values())
     labels = _label_groups([part[0] for part in parts])
     return [RunGroup(label, tuple(part)) for label, part in zip(labels, parts, strict=True)]
 
@@ -75,17 +73,15 @@ def _label_groups(runs: Sequence[RecordedRun]) -> list[str]:
         same = [list_result_settings(other) for other in runs if other.name == run.name]
         mine = list_result_settings(run)
         keys = [key for key in mine if any(other.get(key) != mine[key] for other in same)]
-        told = ", ".join(f"{key.rpartition('.')[2]} {mine[key]}" for key in sorted(keys)[:3])
-        label = f"{run.name} ({told})" if told else run.name
+        differences = ", ".join(f"{key.rpartition('.')[2]} {mine[key]}" for key in sorted(keys)[:3])
+        label = f"{run.name} ({differences})" if differences else run.name
         again = sum(before == label or before.startswith(f"{label} #") for before in labels)
         labels.append(f"{label} #{again + 1}" if again else label)
     return labels
 
 
 def list_result_settings(run: RecordedRun) -> dict[str, str]:
-    """An experiment's settings as "table.key" -> text, without those that change no result of a
-    seed.
-    """
+    """ "table.key" -> text of the settings that can change the result of a seed."""
     return {
         key: str(value)
         for key, value in flatten_tables(run.experiment).items()
@@ -108,11 +104,10 @@ def choose_units(parts: Sequence[RunGroup]) -> dict[str, tuple[float, str]]:
 
 def list_shown_costs(parts: Sequence[RunGroup]) -> list[Cost]:
     """The costs of these groups that are worth a column."""
-    return list_spent_costs(
-        lambda cost: max(
-            (value for part in parts for value in part.get_values(cost.name)), default=0
-        )
-    )
+    def find_largest(cost: Cost) -> float:
+        return max((value for part in parts for value in part.get_values(cost.name)), default=0)
+
+    return list_spent_costs(find_largest)
 
 
 def get_primary_metric(parts: Sequence[RunGroup]) -> str:
@@ -121,9 +116,7 @@ def get_primary_metric(parts: Sequence[RunGroup]) -> str:
 
 
 def get_summary_columns(parts: Sequence[RunGroup]) -> dict[str, tuple[str, str, int]]:
-    """Figure -> heading, unit's name in `choose_units`, digits, for these runs' metric; what is
-    gained per joule only of accuracy.
-    """
+    """Figure -> heading, its unit in `choose_units`, digits, for the metric of these runs."""
     judged = get_primary_metric(parts)
     values = [abs(value) for part in parts for value in part.get_values("accuracy")]
     digits = words.metric_digits(judged, max(values, default=0.0))
@@ -137,9 +130,7 @@ def get_summary_columns(parts: Sequence[RunGroup]) -> dict[str, tuple[str, str, 
 
 
 def build_summary_table(parts: Sequence[RunGroup]) -> tuple[list[str], list[list[Any]]]:
-    """The table at the top: headings, and per group its label, seeds, and an Interval per figure in
-    its unit.
-    """
+    """Headings, and per group its label, seeds and an interval per figure in its unit."""
     scales = choose_units(parts)
     heads = [
         f"{head} {scales[unit][1] if unit in COSTS else ''}".strip()
@@ -170,8 +161,7 @@ def to_plain_rows(parts: Sequence[RunGroup]) -> list[dict[str, Any]]:
 
 
 def trace_metric(run: RecordedRun, axis: str, kind: str = "raw") -> tuple[FloatSeries, FloatSeries]:
-    """The headline metric along an axis: rounds, or what had been spent by then, abandoned rounds
-    included.
+    """The metric along an axis: rounds, or what had been spent, abandoned rounds included.
 
     `kind`: "raw", the model of the round; "averaged", the server average where one was kept;
     "smooth", a running mean.
@@ -180,9 +170,8 @@ def trace_metric(run: RecordedRun, axis: str, kind: str = "raw") -> tuple[FloatS
     for h, total in zip(run.rounds, COSTS[axis].accumulate(run.rounds), strict=True):
         if h.last_model_metric is not None:
             x.append(float(total))
-            y.append(
-                h.averaged if kind == "averaged" and h.averaged is not None else h.last_model_metric
-            )
+            averaged = kind == "averaged" and h.averaged is not None
+            y.append(h.averaged if averaged else h.last_model_metric)
     values = np.array(y, dtype=np.float64)
     if kind == "smooth":
         sums = np.concatenate([[0.0], np.cumsum(values)])
@@ -194,9 +183,7 @@ def trace_metric(run: RecordedRun, axis: str, kind: str = "raw") -> tuple[FloatS
 def compute_mean_band(
     part: RunGroup, axis: str, kind: str = "raw"
 ) -> tuple[FloatSeries, FloatSeries, FloatSeries | None]:
-    """Mean headline of a group along an axis, and its interval; a run that has ended keeps its last
-    value.
-    """
+    """Mean metric of a group along an axis, and its interval; ended runs keep their last value."""
     courses = [c for c in (trace_metric(run, axis, kind) for run in part.runs) if len(c[0])]
     if not courses:
         return np.empty(0), np.empty(0), None

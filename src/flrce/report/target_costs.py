@@ -12,9 +12,7 @@ CostToTarget = dict[str, float]  # cost -> spent, abandoned rounds and waiting i
 
 
 def find_cost_to_target(history: Sequence[RoundRecord], target: float) -> CostToTarget | None:
-    """What was spent by the end of the first round whose final model was as good as the target;
-    None: none was.
-    """
+    """The costs up to the first round as good as the target; None if there is none."""
     for i, record in enumerate(history):
         value = record.final_model_metric
         if value is not None and (value <= target if record.lower else value >= target):
@@ -34,15 +32,10 @@ class TargetCostRow:
 
 def compare_target_costs(parts: Sequence[RunGroup], target: float) -> list[TargetCostRow]:
     """Every group's costs up to the target, with 95 % intervals over its seeds."""
-    found = []
+    table = []
     for part in parts:
-        each = [
-            spent
-            for run in part.runs
-            if (spent := find_cost_to_target(run.rounds, target)) is not None
-        ]
-        costs = {
-            name: confidence_interval([float(spent[name]) for spent in each]) for name in COSTS
-        }
-        found.append(TargetCostRow(part.label, len(part.runs), len(each), costs))
-    return found
+        spent = [find_cost_to_target(run.rounds, target) for run in part.runs]
+        reached = [costs for costs in spent if costs is not None]
+        means = {name: confidence_interval([float(c[name]) for c in reached]) for name in COSTS}
+        table.append(TargetCostRow(part.label, len(part.runs), len(reached), means))
+    return table

@@ -24,13 +24,13 @@ class TaskRuns:
 
 def group_by_task(runs: Sequence[RecordedRun]) -> list[TaskRuns]:
     """Runs by task, in the order of their first runs; labels tell tasks apart."""
-    found: dict[tuple[str, ...], list[RecordedRun]] = {}
+    groups: dict[tuple[str, ...], list[RecordedRun]] = {}
     for run in runs:
-        found.setdefault(task_key(run), []).append(run)
+        groups.setdefault(task_key(run), []).append(run)
     labels: list[str] = []
-    for key, part in found.items():
+    for key, part in groups.items():
         label = get_dataset_name(part[0])
-        if sum(get_dataset_name(other[0]) == label for other in found.values()) > 1:
+        if sum(get_dataset_name(other[0]) == label for other in groups.values()) > 1:
             label = f"{label}, {words.format_metric_name(key[0])}"
         again = sum(before == label or before.startswith(f"{label} #") for before in labels)
         labels.append(f"{label} #{again + 1}" if again else label)
@@ -41,13 +41,12 @@ def group_by_task(runs: Sequence[RecordedRun]) -> list[TaskRuns]:
     slugs = [f"{slug}-{i + 1}" if slugs.count(slug) > 1 else slug for i, slug in enumerate(slugs)]
     return [
         TaskRuns(label, slug, tuple(part))
-        for label, slug, part in zip(labels, slugs, found.values(), strict=True)
+        for label, slug, part in zip(labels, slugs, groups.values(), strict=True)
     ]
 
 
 def task_key(run: RecordedRun) -> tuple[str, ...]:
-    """What two runs must have in common for their scores to be compared: metric, samples and what
-    they are.
+    """What two runs must share for their scores to be compared: metric, samples, targets.
 
     Samples are known by their digest; where trouble changes them with every seed, by the settings
     that name them.
@@ -62,9 +61,7 @@ def task_key(run: RecordedRun) -> tuple[str, ...]:
 
 
 def split_key(run: RecordedRun) -> tuple[tuple[str, str], ...]:
-    """How the samples were shared out: runs that differ in this are other tasks to their
-    clients.
-    """
+    """How the samples were shared out; runs that differ in it are not comparable."""
     settings = flatten_tables(run.experiment)
     return tuple(
         (key, str(settings[key]))
@@ -75,12 +72,12 @@ def split_key(run: RecordedRun) -> tuple[tuple[str, str], ...]:
 
 def require_one_task(runs: Sequence[RecordedRun], why: str) -> None:
     """BadInput where runs are of several tasks; `why` says what to do instead."""
-    found = group_by_task(runs)
-    if len(found) > 1:
+    tasks = group_by_task(runs)
+    if len(tasks) > 1:
         each = "; ".join(
-            f"{format_one_line(task.label, 60)}: {task.runs[0].folder}" for task in found[:4]
+            f"{format_one_line(task.label, 60)}: {task.runs[0].folder}" for task in tasks[:4]
         )
-        raise BadInput(f"these runs are of {len(found)} different tasks ({each}); {why}")
+        raise BadInput(f"these runs are of {len(tasks)} different tasks ({each}); {why}")
 
 
 def get_dataset_name(run: RecordedRun) -> str:

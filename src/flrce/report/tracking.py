@@ -1,5 +1,4 @@
-"""Rounds on their way to an experiment tracker. Each adapter passes on every round it was given,
-after logging it.
+"""Log rounds to experiment trackers. Each adapter logs a round, then yields it.
 
 >>> for r in log_to_tensorboard(rounds(experiment), "logs"): ...    # doctest: +SKIP
 """
@@ -18,16 +17,12 @@ TRACKED_FIGURES = ("accuracy", "accuracy_weighted", "averaged", "loss", "conflic
 
 def list_round_metrics(record: RoundRecord) -> dict[str, float]:
     """A round's figures under names that a tracker shows; what was not measured is left out."""
-    found = {name: getattr(record, name) for name in TRACKED_FIGURES}
-    found |= list_booked_amounts(record)
-    found |= {
-        "exploit": record.exploit,
-        "replied": len(record.replied),
-        "rejected": len(record.rejected),
-    }
-    found |= {f"{name}": value for name, value in record.metrics.items()}
-    found |= {f"figures/{name}": value for name, value in record.figures.items()}
-    return {name: float(value) for name, value in found.items() if value is not None}
+    figures = {name: getattr(record, name) for name in TRACKED_FIGURES}
+    figures |= list_booked_amounts(record)
+    figures |= {"replied": len(record.replied), "rejected": len(record.rejected)}
+    figures |= {"exploit": record.exploit, **record.metrics}
+    figures |= {f"figures/{name}": value for name, value in record.figures.items()}
+    return {name: float(value) for name, value in figures.items() if value is not None}
 
 
 def log_to_tensorboard(rounds: Iterable[Round], folder: Path | str) -> Iterator[Round]:
@@ -52,9 +47,7 @@ def log_to_mlflow(
     name: str | None = None,
     parameters: Mapping[str, Any] | None = None,
 ) -> Iterator[Round]:
-    """Metrics and parameters as one MLflow run: on a server (`http://...`), in a database
-    (`sqlite:///mlflow.db`, needs the whole mlflow), or in the folder that `uri` names.
-    """
+    """One MLflow run: on a server, in a database (needs the whole mlflow), or in a folder."""
     client, run = _open_mlflow_run(uri, experiment, name)
     for key, value in (parameters or {}).items():
         client.log_param(run.run_id, key, value)
@@ -86,8 +79,8 @@ def _open_mlflow_run(uri: str | None, experiment: str, name: str | None) -> tupl
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
     try:
         client = MlflowClient(None if uri is None else str(uri))
-        found = client.get_experiment_by_name(experiment)
-        number = found.experiment_id if found else client.create_experiment(experiment)
+        known = client.get_experiment_by_name(experiment)
+        number = known.experiment_id if known else client.create_experiment(experiment)
         return client, client.create_run(number, run_name=name).info
     except (MlflowException, ImportError, OSError) as why:
         raise BadInput(
@@ -104,9 +97,7 @@ def log_to_wandb(
     folder: Path | str | None = None,
     mode: Literal["offline", "online"] = "offline",
 ) -> Iterator[Round]:
-    """Metrics as one run of Weights & Biases; offline, it is kept in `folder`, and `wandb sync`
-    sends it.
-    """
+    """One run of Weights & Biases; offline, `wandb sync` sends it from `folder`."""
     try:
         import wandb
     except ImportError as why:

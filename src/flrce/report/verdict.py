@@ -1,6 +1,4 @@
-"""What a report opens with: what was saved, at what loss, how sure that is, and why runs ended, in
-plain words.
-"""
+"""The opening of a report: savings, losses, certainty, and why runs ended."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -75,9 +73,7 @@ def describe_recipes(groups: Sequence[RunGroup]) -> list[str]:
 
 
 def choose_trade_off(groups: Sequence[RunGroup], against: RunGroup) -> RunGroup:
-    """The recipe with the least energy and traffic (geometric mean) among those whose metric is at
-    most MAX_LOSS below the best; where costs are the same, the best of them.
-    """
+    """The recipe with least energy and traffic (geometric mean) among those near the best."""
     scored = [group for group in groups if group.compute_interval("accuracy").mean is not None]
     if not scored:
         return against
@@ -97,9 +93,7 @@ def get_tolerated_loss(group: RunGroup) -> float:
 
 
 def compare_costs(group: RunGroup, against: RunGroup) -> float:
-    """A group's energy and traffic as a multiple of another's, their geometric mean; of what both
-    know.
-    """
+    """A group's energy and traffic as a multiple of another's (geometric mean)."""
     ratios = [
         mine / theirs
         for name in ("joules", "bytes")
@@ -110,9 +104,7 @@ def compare_costs(group: RunGroup, against: RunGroup) -> float:
 
 
 def are_indistinguishable(group: RunGroup, against: RunGroup) -> bool:
-    """Whether two recipes cost the same and differ in their metric by no more than chance, or of
-    fewer than three seeds than MAX_LOSS.
-    """
+    """Whether two recipes cost the same and differ in their metric by no more than chance."""
     for name in ("joules", "bytes"):
         mine, theirs = group.compute_interval(name).mean, against.compute_interval(name).mean
         if mine and theirs and abs(mine / theirs - 1) > SAME_COST:
@@ -131,9 +123,8 @@ def describe_verdict(best: RunGroup, against: RunGroup) -> str:
             f"{best.label} is the best trade-off: no other recipe within"
             f" {format_tolerated_loss(best)} of the best used less energy and traffic."
         )
-    return (
-        f"{best.label} is the best trade-off: against {against.label}, it {compare(best, against)}."
-    )
+    text = describe_difference(best, against)
+    return f"{best.label} is the best trade-off: against {against.label}, it {text}."
 
 
 def format_tolerated_loss(group: RunGroup) -> str:
@@ -184,17 +175,13 @@ def measure_benefit(group: RunGroup, against: RunGroup) -> float:
 
 
 def is_comparable(one: RunGroup, other: RunGroup) -> bool:
-    """Whether two recipes had the same data, metric and split: else a difference says nothing about
-    them.
-    """
+    """Whether two recipes had the same data, metric and split."""
     mine, theirs = one.runs[0], other.runs[0]
     return task_key(mine) == task_key(theirs) and split_key(mine) == split_key(theirs)
 
 
 def format_group_notes(groups: Sequence[RunGroup]) -> list[str]:
-    """The notes of all runs, each once, with the recipes that it is about where there are
-    others.
-    """
+    """The notes of all runs, each once, with its recipes unless it is about all."""
     whose: dict[str, list[str]] = {}
     for group in groups:
         for note in dict.fromkeys(note for run in group.runs for note in collect_run_notes(run)):
@@ -207,9 +194,7 @@ def format_group_notes(groups: Sequence[RunGroup]) -> list[str]:
 
 
 def choose_baseline(groups: Sequence[RunGroup]) -> RunGroup:
-    """What the others are compared with: FedAvg, and of several the one with the fewest settings of
-    its own.
-    """
+    """What the others are compared with: FedAvg, with the fewest own settings."""
     plain = [group for group in groups if group.runs[0].name == BASELINE_RECIPE]
     return min(plain or groups[:1], key=lambda group: len(list_result_settings(group.runs[0])))
 
@@ -246,10 +231,10 @@ def format_cost(group: RunGroup, name: str, groups: Sequence[RunGroup]) -> str:
 
 def describe_comparison(group: RunGroup, against: RunGroup) -> str:
     """What a recipe saved against another, at what loss, and how sure that is."""
-    return f"Against {against.label}, {group.label} {compare(group, against)}."
+    return f"Against {against.label}, {group.label} {describe_difference(group, against)}."
 
 
-def compare(group: RunGroup, against: RunGroup) -> str:
+def describe_difference(group: RunGroup, against: RunGroup) -> str:
     """The predicate of that sentence; seeds in pairs where both groups have them."""
     saved = " and ".join(
         _format_saving(group.compute_interval(name).mean, against.compute_interval(name).mean, word)
@@ -304,11 +289,11 @@ def collect_run_notes(run: RecordedRun) -> tuple[str, ...]:
 
 def describe_baseline(run: RecordedRun) -> str:
     """The score of a constant prediction by the run's metric; "" where it is not known."""
-    found, metric = run.partition.get("baseline"), str(run.summary.get("metric", "accuracy"))
-    value = found.get("metrics", {}).get(metric) if isinstance(found, Mapping) else None
-    if not isinstance(value, int | float) or not isinstance(found, Mapping):
+    baseline, metric = run.partition.get("baseline"), str(run.summary.get("metric", "accuracy"))
+    value = baseline.get("metrics", {}).get(metric) if isinstance(baseline, Mapping) else None
+    if not isinstance(value, int | float) or not isinstance(baseline, Mapping):
         return ""
-    what = format_one_line(found.get("predicts", "the same"), 80)
+    what = format_one_line(baseline.get("predicts", "the same"), 80)
     return (
         f"always predicting {what} gives {words.format_metric_noun(metric)}"
         f" {words.format_metric_value(metric, value)}"

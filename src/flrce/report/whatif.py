@@ -53,9 +53,7 @@ def build_stop_rules(
     points: Sequence[float] = (),
     **budgets: Sequence[float],
 ) -> dict[str, StopRule]:
-    """Each value as a rule of its own, by name; psi in the conflict rule of the run, or of its
-    preset. `budgets` are limits of the costs in COSTS.
-    """
+    """Each value as a rule of its own, by name; `budgets` are limits of the costs in COSTS."""
     for name in budgets:
         if name not in COSTS:
             raise BadInput(f"budget {name!r}: {suggest_name(name, COSTS)}")

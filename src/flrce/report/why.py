@@ -63,14 +63,9 @@ def find_client_index(run: RecordedRun, client: str) -> int:
 def explain_round(run: RecordedRun, t: int) -> Explanation:
     """How round t selected clients, what came back, and what it changed."""
     h, answer = find_round(run, t), Explanation()
-    answer.add_sentence(
-        describe_selection(run, h),
-        round=t,
-        exploit=h.exploit,
-        draw=recover_selection_draw(run, h),
-        outcome=h.outcome,
-        **dict(h.why),
-    )
+    draw = recover_selection_draw(run, h)
+    facts = {"round": t, "exploit": h.exploit, "draw": draw, "outcome": h.outcome, **h.why}
+    answer.add_sentence(describe_selection(run, h), **facts)
     _list_chosen_clients(run, h, answer)
     for head, key in (("Rejected", "rejected"), ("Accepted, but flagged", "flagged")):
         reasons: Mapping[str, str] = getattr(h, key)
@@ -151,14 +146,9 @@ def explain_client(run: RecordedRun, client: str, t: int | None = None) -> Expla
 
 def _explain_client_round(run: RecordedRun, k: int, h: RoundRecord, answer: Explanation) -> None:
     client = run.roster[k]
-    answer.add_sentence(
-        describe_selection(run, h),
-        client=client,
-        round=h.t,
-        chosen=client in h.chosen,
-        exploit=h.exploit,
-        draw=recover_selection_draw(run, h),
-    )
+    facts: dict[str, Any] = {"client": client, "round": h.t, "chosen": client in h.chosen}
+    facts |= {"exploit": h.exploit, "draw": recover_selection_draw(run, h)}
+    answer.add_sentence(describe_selection(run, h), **facts)
     _explain_client_selection(run, k, h, answer)
     if reason := h.rejected.get(client):
         answer.add_sentence(
