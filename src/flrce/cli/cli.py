@@ -1,6 +1,4 @@
-"""The command line. Exit codes: 0 done, 2 bad input (one line), 130 interrupted and resumable, 1 a
-defect.
-"""
+"""The command line. Exit codes: 0 done, 1 defect, 2 bad input, 130 interrupted."""
 
 import signal
 import sys
@@ -31,12 +29,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {' '.join(text.split())}", file=sys.stderr)
         return 2
     except UnfinishedRun as why:
-        words = (
-            (InterruptedRun, "interrupted"),
-            (Diverged, "diverged:"),
-            (UnfinishedRun, "stopped:"),
-        )
-        word = next(word for kind, word in words if isinstance(why, kind))
+        words = {InterruptedRun: "interrupted", Diverged: "diverged:"}
+        word = next((word for kind, word in words.items() if isinstance(why, kind)), "stopped:")
         print(f"{word} {' '.join(str(why).split())}", file=sys.stderr)
         return 130
     except (KeyboardInterrupt, click.Abort):

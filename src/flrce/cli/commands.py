@@ -1,6 +1,4 @@
-"""Every command with its options and help. What a command does stands in a module of its own,
-loaded when it is run.
-"""
+"""Every command with its options and help; its module is loaded when it is run."""
 
 import click
 

@@ -39,9 +39,7 @@ def compare_recipes(
     verbose: bool = False,
     grid: tuple[str, ...] = (),
 ) -> None:
-    """Run several recipes or experiment files, at every point of a grid of settings, on the same
-    data and seeds; one table, one report.
-    """
+    """Run recipes or files at every point of a grid on the same data and seeds; one report."""
     read = runs.make_cached_reader()
 
     def load(path: Path | None, point: tuple[str, ...]) -> Experiment:
@@ -53,43 +51,38 @@ def compare_recipes(
         name: with_given_clients(experiment, None, read)[0]
         for name, experiment in experiments.items()
     }
-    wanted, exp = list(experiments), next(iter(experiments.values()))
+    exp = next(iter(experiments.values()))
     if where == "here":
         runs.choose_device(exp)
-    aggregates: dict[str, dict[str, Any]] = {}
+    seeds = parse_seeds(seed_list) or [0]
     prepare_folder(out, "--out")
     if where != "here":
-        _run_remotely(experiments, parse_seeds(seed_list) or [0], out, resume, where)
+        _run_remotely(experiments, seeds, out, resume, where)
         resume = True
+    aggregates: dict[str, dict[str, Any]] = {}
     again = "the same command and --resume"
     with ProgressDisplay("", exp.rounds, again=again, per_run=not verbose) as progress:
         for name, each in experiments.items():
             progress.restart(name, each.build_recipe().stop)
-            aggregates[name] = runs.run_seeds(
-                each,
-                parse_seeds(seed_list) or [0],
-                out / name,
-                resume,
-                partial(_update_progress, progress, name),
-                read,
-            )
+            watch = partial(_update_progress, progress, name)
+            aggregates[name] = runs.run_seeds(each, seeds, out / name, resume, watch, read)
     write_atomically(out / "compare.json", json.dumps(aggregates, indent=1).encode())
-    report = page.write_report([out / name for name in wanted], out / "report.html")
+    report = page.write_report([out / name for name in experiments], out / "report.html")
     if as_json:
-        print(json.dumps(aggregates, indent=1))
-    else:
-        count = len(parse_seeds(seed_list) or [0])
-        spread = (
-            f"{count} seeds, {'95 % intervals' if count > 2 else 'least to most'}"
-            if count > 1
-            else "one seed"
-        )
-        splits = ", ".join(dict.fromkeys(each.data.partition for each in experiments.values()))
-        title = f"{exp.data.path or exp.data.name}, {splits}, {spread}"
-        print_table(title, *build_result_table(aggregates))
-        found = read_runs([out / name for name in wanted])
-        print(describe_groups(group_runs(found))[0])
-        print(f"report: {report}")
+        return print(json.dumps(aggregates, indent=1))
+    print_table(_describe_comparison(experiments, len(seeds)), *build_result_table(aggregates))
+    print(describe_groups(group_runs(read_runs([out / name for name in experiments])))[0])
+    print(f"report: {report}")
+
+
+def _describe_comparison(experiments: Mapping[str, Experiment], seeds: int) -> str:
+    """The title of the table: data, partitions, and what stands beside a mean."""
+    first = next(iter(experiments.values()))
+    splits = ", ".join(dict.fromkeys(each.data.partition for each in experiments.values()))
+    spread = f"{seeds} seeds, {'95 % intervals' if seeds > 2 else 'least to most'}"
+    if seeds == 1:
+        spread = "one seed"
+    return f"{first.data.path or first.data.name}, {splits}, {spread}"
 
 
 def _run_remotely(
@@ -104,14 +97,9 @@ def _run_remotely(
             refuse_unless_new(folder, resume)
             jobs.append((each.with_seed(seed), folder))
     for done, (i, history) in enumerate(run_experiments_remotely(send, jobs, out), 1):
-        last = f"{len(history)} rounds" + (
-            f", {history[-1].stop}" if history and history[-1].stop else ""
-        )
-        print(
-            f"{done} of {len(jobs)}: {jobs[i][1].relative_to(out)}: {last}",
-            file=sys.stderr,
-            flush=True,
-        )
+        stop = f", {history[-1].stop}" if history and history[-1].stop else ""
+        text = f"{done} of {len(jobs)}: {jobs[i][1].relative_to(out)}: {len(history)} rounds{stop}"
+        print(text, file=sys.stderr, flush=True)
 
 
 def _update_progress(progress: ProgressDisplay, name: str, seed: int, done: Round) -> None:

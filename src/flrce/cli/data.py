@@ -19,18 +19,12 @@ def list_datasets(as_json: bool) -> None:
     from flrce.data import cache
     from flrce.data.sources import FASHION_MNIST_FOLDER
 
-    rows = []
-    own = sorted(
-        folder.name
-        for folder in cache.get_data_folder().glob("*")
-        if folder.name not in DATASET_NAMES and is_prepared(folder.name)
-    )
+    rows, folder = [], cache.get_data_folder()
+    names = {path.name for path in folder.glob("*")} - set(DATASET_NAMES)
+    own = sorted(name for name in names if is_prepared(name))
     for name in (*DATASET_NAMES, *own):
-        ready = (
-            name in ("digits", *own)
-            or (cache.get_data_folder() / name).is_dir()
-            or (name == "fashion-mnist" and FASHION_MNIST_FOLDER.is_dir())
-        )
+        ready = name in ("digits", *own) or (folder / name).is_dir()
+        ready = ready or (name == "fashion-mnist" and FASHION_MNIST_FOLDER.is_dir())
         rows.append([name, "ready" if ready else f"flrce data prepare {name} --from DIR"])
     if "images" not in own:
         rows.append(["images", "of your own: flrce data prepare images --from DIR"])
@@ -66,11 +60,10 @@ def load_named_experiment(
     if name and not file and name.endswith(".toml"):
         file, name = Path(name), None
     if name and name not in DATASET_NAMES and not is_prepared(name):
-        hint = (
-            f"a file goes by --set data.path={name}"
-            if Path(name).exists()
-            else suggest_name(name, DATASET_NAMES)
-        )
+        if Path(name).exists():
+            hint = f"a file goes by --set data.path={name}"
+        else:
+            hint = suggest_name(name, DATASET_NAMES)
         raise BadInput(f"data set {name!r} is unknown; {hint}")
     experiment = look_at(file, [*overrides, *([f'data.name="{name}"'] if name else [])], trust)
     if name and experiment.data.path:
@@ -100,16 +93,11 @@ def prepare_dataset(name: str, folder: Path, own: str | None) -> None:
     from flrce.data import cache
 
     called = own or name
-    if (
-        called != Path(called).name
-        or called.startswith(".")
-        or (own in DATASET_NAMES and own != name)
-    ):
+    plain = called == Path(called).name and not called.startswith(".")
+    if not plain or (own in DATASET_NAMES and own != name):
         raise BadInput(f"--as {called!r}: give a plain name that no other data set has")
-    print(
-        "prepared"
-        f" {cache.prepare_dataset(name, folder, cache.get_data_folder() / called, progress=True)}"
-    )
+    place = cache.get_data_folder() / called
+    print(f"prepared {cache.prepare_dataset(name, folder, place, progress=True)}")
     print(f'use it with: data.name = "{called}"')
 
 
@@ -141,9 +129,7 @@ def format_label_histogram(labels: list[int]) -> str:
 
 
 def describe_skew(sizes: list[int], labels: list[list[int]]) -> str:
-    """The partition in one line: how uneven the sizes are, and how many labels a client really
-    sees.
-    """
+    """The partition in one line: how uneven sizes are, and how many labels a client sees."""
     ordered = sorted(sizes, reverse=True)
     top = -(-len(sizes) // 5)
     seen = sorted(_count_effective_labels(row) for row in labels)

@@ -59,9 +59,7 @@ def _read_server_file(server: Path, name: str) -> str:
 def write_device_files(
     folder: Path, server: Path, node: int, name: str | None, place: str, prefix: str, user: str
 ) -> None:
-    """Write what one device needs: the authority's certificate, a key of its own, a unit. Its
-    public key goes to the server's folder, for enrolment.
-    """
+    """Write a device's files: the authority's certificate, a key, a systemd unit."""
     label = name or f"device-{node}"
     require_match("--name", label, NAME_PATTERN, "letters, digits and . _ -")
     address, _, port = _read_server_file(server, "address").strip().rpartition(":")
@@ -128,8 +126,10 @@ def make_certificates(address: str, days: int) -> dict[str, str]:
     leaf = build(_make_name(x509, address[:64]), server.public_key()).add_extension(
         x509.SubjectAlternativeName([_make_alternative(x509, address)]), critical=False
     )
-    made = {"ca.pem": root, "server.pem": leaf}
-    texts = {name: _to_pem(each.sign(authority, hashes.SHA256())) for name, each in made.items()}
+    certificates = {"ca.pem": root, "server.pem": leaf}
+    texts = {
+        name: _to_pem(each.sign(authority, hashes.SHA256())) for name, each in certificates.items()
+    }
     return {**texts, "ca.key": _to_private_pem(authority), "server.key": _to_private_pem(server)}
 
 

@@ -23,7 +23,10 @@ from flrce.errors import BadInput, format_install_command
 from flrce.simulation.build import choose_device
 
 CheckResult = tuple[str, str, str]  # what, "ok" | "warn" | "bad", finding
-EARLIEST, LATEST = -5, 305  # seconds that Flower lets a signed message's clock be behind or ahead
+MIN_CLOCK_LAG, MAX_CLOCK_LAG = (
+    -5,
+    305,
+)  # seconds that Flower lets a signed message's clock be behind or ahead
 BYTES_PER_GIGABYTE = 1e9
 MAX_TLS_BYTES = 1 << 20  # of a certificate or a key
 TLS_REMEDY = "name the folder with the .crt, .pem and .key files"
@@ -38,9 +41,7 @@ def check_machine(
     as_json: bool,
     trust: bool = False,
 ) -> None:
-    """Look at this machine before a run: versions, memory, disk, clock, certificates. Exit 2 if a
-    run would fail.
-    """
+    """Check this machine before a run. Exit code 2 if a run would fail."""
     exp = look_at(file, overrides, trust)
     lines = [
         *_check_versions(),
@@ -58,21 +59,14 @@ def check_machine(
 
 def _check_versions() -> Iterator[CheckResult]:
     yield "python", "ok" if sys.version_info >= (3, 11) else "bad", platform.python_version()
-    for name, wanted in (
-        ("flrce", True),
-        ("torch", True),
-        ("numpy", True),
-        ("safetensors", True),
-        ("flwr", False),
-    ):
+    for name in ("flrce", "torch", "numpy", "safetensors", "flwr"):
         try:
             yield name, "ok", version(name)
         except PackageNotFoundError:
-            yield (
-                name,
-                "bad" if wanted else "ok",
-                "not installed" + ("" if wanted else f"; {format_install_command('flower')}"),
-            )
+            if name == "flwr":
+                yield name, "ok", f"not installed; {format_install_command('flower')}"
+            else:
+                yield name, "bad", "not installed"
 
 
 def _check_device(exp: Experiment) -> Iterator[CheckResult]:
@@ -89,17 +83,13 @@ def _check_memory(exp: Experiment) -> Iterator[CheckResult]:
 
     pool = exp.data.read_source()
     try:
-        where, recipe = (
-            make_layout(exp.complete_network(exp.build_network(pool))),
-            exp.build_recipe(),
-        )
+        where = make_layout(exp.complete_network(exp.build_network(pool)))
+        recipe = exp.build_recipe()
     except UserCodeNotImported as why:
         yield "memory", "warn", f"unknown: {why}"
         return
-    want, have = (
-        estimate_server_bytes(recipe, exp.clients, where.trainable, where.size),
-        get_available_memory(),
-    )
+    want = estimate_server_bytes(recipe, exp.clients, where.trainable, where.size)
+    have = get_available_memory()
     text = f"M = {exp.clients}, d = {where.trainable}: about {want / BYTES_PER_GIGABYTE:.3g} GB"
     if have is None:
         yield "memory", "warn", f"{text}; how much is available is unknown here"
@@ -123,66 +113,48 @@ def _check_disk(folder: Path) -> Iterator[CheckResult]:
 def _check_clock(peer: float | None) -> Iterator[CheckResult]:
     """Runs only ask the monotonic clock; Flower's node authentication compares wall clocks."""
     now = time.time()
-    year = datetime.fromtimestamp(now).year
-    yield (
-        "clock",
-        "ok" if 2024 <= year < 2100 else "bad",
-        datetime.fromtimestamp(now).isoformat(" ", "seconds"),
-    )
-    window = (
-        f"Flower refuses signed messages from clocks outside {EARLIEST} to +{LATEST} s of its own"
-    )
+    date = datetime.fromtimestamp(now)
+    state = "ok" if 2024 <= date.year < 2100 else "bad"
+    yield "clock", state, date.isoformat(" ", "seconds")
+    limits = f"{MIN_CLOCK_LAG} to +{MAX_CLOCK_LAG} s"
+    window = f"Flower refuses signed messages from clocks outside {limits} of its own"
     if peer is None:
         yield "clock of peers", "warn", f"unknown; {window}; give --peer-clock $(ssh NODE date +%s)"
     else:
         behind = now - peer
-        inside = EARLIEST <= behind <= LATEST
-        yield (
-            "clock of peers",
-            "ok" if inside else "bad",
-            f"message would look {behind:.0f} s old; {window}",
-        )
+        state = "ok" if MIN_CLOCK_LAG <= behind <= MAX_CLOCK_LAG else "bad"
+        yield "clock of peers", state, f"message would look {behind:.0f} s old; {window}"
 
 
 def _check_tls_files(folder: Path) -> Iterator[CheckResult]:
-    """Every certificate and key of a folder: readable, in time, and keys for their owner's eyes
-    only.
-    """
+    """Every certificate and key of a folder: readable, in time, keys private."""
     if not folder.is_dir():
         raise BadInput(
             f"--tls {folder} is no folder; name the one with the .crt, .pem and .key files"
         )
-    files = sorted(
-        path for path in folder.rglob("*") if path.suffix in (".crt", ".pem", ".key", ".pub")
-    )
+    suffixes = (".crt", ".pem", ".key", ".pub")
+    files = sorted(path for path in folder.rglob("*") if path.suffix in suffixes)
     if not files:
         yield "tls", "bad", f"{folder} holds no .crt, .pem, .key or .pub file"
     for path in files:
         text = read_limited(path, MAX_TLS_BYTES, TLS_REMEDY).decode(errors="replace")
         if "PRIVATE KEY" in text:
-            loose = stat.S_IMODE(path.stat().st_mode) & 0o077
-            yield (
-                path.name,
-                "bad" if loose else "ok",
-                "others may read this private key; chmod 600" if loose else "key",
-            )
+            if stat.S_IMODE(path.stat().st_mode) & 0o077:
+                yield path.name, "bad", "others may read this private key; chmod 600"
+            else:
+                yield path.name, "ok", "key"
         elif "BEGIN CERTIFICATE" in text:
             yield path.name, *_check_certificate(path)
         else:
-            yield (
-                path.name,
-                "ok" if path.suffix == ".pub" or "ecdsa" in text else "bad",
-                text[:40].strip() or "empty",
-            )
+            state = "ok" if path.suffix == ".pub" or "ecdsa" in text else "bad"
+            yield path.name, state, text[:40].strip() or "empty"
 
 
 def _check_certificate(path: Path) -> tuple[str, str]:
     try:
-        found = ssl._ssl._test_decode_cert(str(path))  # type: ignore[attr-defined]
+        certificate = ssl._ssl._test_decode_cert(str(path))  # type: ignore[attr-defined]
     except (ssl.SSLError, ValueError) as why:
         return "bad", f"no valid certificate: {why}"
-    days = (ssl.cert_time_to_seconds(found["notAfter"]) - time.time()) / 86400
-    return (
-        "bad" if days < 0 else "warn" if days < 30 else "ok",
-        f"certificate, {days:.0f} days left",
-    )
+    days = (ssl.cert_time_to_seconds(certificate["notAfter"]) - time.time()) / 86400
+    state = "bad" if days < 0 else "warn" if days < 30 else "ok"
+    return state, f"certificate, {days:.0f} days left"

@@ -1,6 +1,4 @@
-"""Commands that come in groups: the catalogue of methods, data sets, deployments. As commands.py in
-all else.
-"""
+"""Commands in groups: recipes, pieces, data, deploy."""
 
 from typing import Any
 
@@ -152,24 +150,12 @@ def deploy_monitor_command() -> None:
 
 def add_machine_options(command: Any) -> Any:
     """Where things lie on the machine that files are written for."""
-    for option in (
-        click.option(
-            "--user", default="flrce", show_default=True, help="User that runs the services."
-        ),
-        click.option(
-            "--prefix",
-            default="/opt/flrce",
-            show_default=True,
-            help="Python environment on the machine.",
-        ),
-        click.option(
-            "--place",
-            default="/etc/flrce",
-            show_default=True,
-            help="Folder of these files on the machine.",
-        ),
+    for name, default, text in (
+        ("--user", "flrce", "User that runs the services."),
+        ("--prefix", "/opt/flrce", "Python environment on the machine."),
+        ("--place", "/etc/flrce", "Folder of these files on the machine."),
     ):
-        command = option(command)
+        command = click.option(name, default=default, show_default=True, help=text)(command)
     return command
 
 

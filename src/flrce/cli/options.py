@@ -1,5 +1,4 @@
-"""What the command line is made of: commands that show their whole summary, and options that
-several of them share.
+"""Click classes and options that commands share.
 
 Only light modules are imported here: help must not wait for PyTorch.
 """
@@ -36,12 +35,9 @@ class PathName(click.Path):
             os.lstat(value)
         except (OSError, ValueError) as why:
             if isinstance(why, ValueError) or why.errno == errno.ENAMETOOLONG:
-                self.fail(
-                    f"{format_one_line(value, 40)!r} can be no file or folder:"
-                    f" {getattr(why, 'strerror', None) or why}",
-                    param,
-                    ctx,
-                )
+                reason = getattr(why, "strerror", None) or why
+                text = f"{format_one_line(value, 40)!r} can be no file or folder: {reason}"
+                self.fail(text, param, ctx)
         return super().convert(value, param, ctx)
 
 
@@ -73,16 +69,14 @@ class OrderedGroup(click.Group):
         return list(self.commands)
 
     def invoke(self, ctx: click.Context) -> Any:
-        found = super().invoke(ctx)
+        result = super().invoke(ctx)
         if ctx.invoked_subcommand is None:
             click.echo(ctx.get_help())
-        return found
+        return result
 
 
 def calls(target: str) -> Callable[[F], F]:
-    """Make a command call "module:function" with its options. The module is imported only then:
-    help must not wait for PyTorch.
-    """
+    """Make a command call "module:function", imported only then, because PyTorch loads slowly."""
     module, _, name = target.partition(":")
 
     def decorate(command: F) -> F:
@@ -109,15 +103,10 @@ def add_budget_options(command: F) -> F:
     return command
 
 
-def add_runs_argument(help: str, many: bool = False, name: str = "run") -> Callable[[F], F]:
+def add_runs_argument(metavar: str, many: bool = False, name: str = "run") -> Callable[[F], F]:
     """An argument that names run directories."""
-    return click.argument(
-        f"{name}s" if many else name,
-        type=PATH_TYPE,
-        nargs=-1 if many else 1,
-        required=True,
-        metavar=help,
-    )
+    name, count = (f"{name}s", -1) if many else (name, 1)
+    return click.argument(name, type=PATH_TYPE, nargs=count, required=True, metavar=metavar)
 
 
 def _print_versions(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
@@ -198,9 +187,7 @@ def device_override(overrides: tuple[str, ...] | list[str], device: str | None) 
 def look_at(
     file: Path | None, overrides: tuple[str, ...] | list[str], trust: bool = False
 ) -> "Experiment":
-    """The experiment that a command line names, for a command that runs nothing: it imports no
-    code, unless trusted.
-    """
+    """The experiment of a command that runs nothing: no code is imported, unless trusted."""
     from flrce.config.experiment import Experiment
     from flrce.core.user_code import NOTHING
 
@@ -213,7 +200,7 @@ def parse_seeds(text: str | None) -> list[int] | None:
         return None
     from flrce.config.experiment import MAX_SEED
 
-    found: list[int] = []
+    seeds: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*([0-9]{1,19})(?:-([0-9]{1,19}))?\s*", part)
         if match is None:
@@ -221,17 +208,17 @@ def parse_seeds(text: str | None) -> list[int] | None:
                 f"--seeds {text[:60]!r}: {part[:60]!r} is no seed; write for example 0,1,2 or 0-4"
             )
         low, high = int(match[1]), int(match[2] or match[1])
-        if high - low >= MAX_SEEDS or len(found) >= MAX_SEEDS or high > MAX_SEED:
+        if high - low >= MAX_SEEDS or len(seeds) >= MAX_SEEDS or high > MAX_SEED:
             raise BadInput(
                 f"--seeds {text[:60]!r}: at most {MAX_SEEDS} seeds, each at most {MAX_SEED}; name"
                 " fewer"
             )
-        found += range(low, high + 1)
-    if len(set(found)) < len(found) or not found:
+        seeds += range(low, high + 1)
+    if len(set(seeds)) < len(seeds) or not seeds:
         raise BadInput(
             f"--seeds {text[:60]!r} names no seed, or one twice; write for example 0,1,2 or 0-4"
         )
-    return found
+    return seeds
 
 
 def parse_on_option(where: str) -> tuple[str, dict[str, Any]]:

@@ -27,16 +27,10 @@ def list_pieces(role: str | None, as_json: bool) -> None:
     """Every piece by role, with its settings and its file."""
     if role is not None and role not in PIECES:
         raise BadInput(f"role {role!r} is unknown; {suggest_name(role, PIECES)}")
-    rows = [
-        [
-            each,
-            name,
-            ", ".join(describe_settings(piece)),
-            summarize_piece(piece),
-            find_source(piece),
-        ]
-        for each, name, piece in iter_pieces(role)
-    ]
+    rows = []
+    for each, name, piece in iter_pieces(role):
+        settings = ", ".join(describe_settings(piece))
+        rows.append([each, name, settings, summarize_piece(piece), find_source(piece)])
     print_table("pieces", ("role", "name", "settings", "summary", "file"), rows, as_json)
 
 
@@ -49,16 +43,11 @@ def show_piece(name: str, as_json: bool) -> None:
     if not matches:
         names = sorted({each for _, each, _ in iter_pieces()})
         raise BadInput(f"piece {name!r} is unknown; {suggest_name(name, names)}")
+    described = [describe_piece_class(role, name, piece) for role, piece in matches]
     if as_json:
-        print(
-            json.dumps(
-                [describe_piece_class(role, name, piece) for role, piece in matches], indent=1
-            )
-        )
-        return
-    for role, piece in matches:
-        shown = describe_piece_class(role, name, piece)
-        print(f"{name}: {shown['class']}, a piece of the role {role}")
+        return print(json.dumps(described, indent=1))
+    for shown in described:
+        print(f"{name}: {shown['class']}, a piece of the role {shown['role']}")
         print(f"named in an experiment file under {shown['setting']}; defined in {shown['file']}")
         print(f"\n{shown['documentation']}\n")
         rows = [[each["name"], each["type"], each["default"]] for each in shown["settings"]]
@@ -100,11 +89,10 @@ def describe_settings(piece: Callable[..., Any]) -> list[str]:
 
 def list_parameters(piece: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """The settings of a piece: its fields, or its parameters where a function makes it."""
-    hidden = (
-        {f.name for f in dataclasses.fields(piece) if not f.init}
-        if dataclasses.is_dataclass(piece)
-        else set()
-    )
+    if dataclasses.is_dataclass(piece):
+        hidden = {f.name for f in dataclasses.fields(piece) if not f.init}
+    else:
+        hidden = set()
     return {key: p for key, p in inspect.signature(piece).parameters.items() if key not in hidden}
 
 
@@ -122,11 +110,10 @@ def format_type(annotation: Any) -> str:
     """A type without its module and bounds."""
     if annotation is inspect.Parameter.empty:
         return ""
-    plain = (
-        getattr(annotation, "__origin__", annotation)
-        if hasattr(annotation, "__metadata__")
-        else annotation
-    )
+    if hasattr(annotation, "__metadata__"):
+        plain = getattr(annotation, "__origin__", annotation)
+    else:
+        plain = annotation
     return getattr(plain, "__name__", None) or str(plain).replace("typing.", "")
 
 

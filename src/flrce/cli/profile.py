@@ -1,6 +1,5 @@
 """flrce profile --out my.toml: measure this machine, so that a fleet can be made of it"""
 
-import math
 import platform
 import sys
 import tomllib
@@ -8,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from importlib import resources
-from itertools import combinations
 from pathlib import Path
 from statistics import median
 from time import perf_counter, sleep
@@ -17,6 +15,7 @@ from typing import Any
 import numpy as np
 import tomli_w
 import torch
+from scipy.optimize import nnls
 
 from flrce.cli.profile_trial import SpeedTrial, build_experiment_trial, build_named_trial
 from flrce.cli.targets import prepare_file
@@ -54,28 +53,16 @@ def profile_machine(
     meter: str | None = None,
 ) -> None:
     """Measure how fast this machine trains and, where it can tell, what it draws."""
-    for name in model:
-        if name not in PAPER_CNNS:
-            raise BadInput(
-                f"--model {name!r}: {suggest_name(name, PAPER_CNNS)}; --for trains an experiment's"
-                " own network"
-            )
-    if experiment is not None and model:
-        raise BadInput("--for names an experiment's network, --model others; give one of the two")
-    if overrides and experiment is None:
-        raise BadInput("--set changes an experiment; name it with --for FILE")
-    for option, value in (("--watts", watts), ("--idle-watts", idle_watts), ("--seconds", seconds)):
-        if value is not None and not 0 < value < 1e6:
-            raise BadInput(f"{option} {value:g}: must be above 0")
+    _validate_networks(model, experiment, overrides)
+    _validate_numbers({"--watts": watts, "--idle-watts": idle_watts, "--seconds": seconds})
     if out is not None and out.suffix != ".toml":
         raise BadInput(f"--out {out}: a profile's name ends in .toml")
     if out is not None:
         prepare_file(out, "--out")
-    trials = (
-        [build_named_trial(name) for name in model or PAPER_CNNS]
-        if experiment is None
-        else [build_experiment_trial(experiment, overrides, trust)]
-    )
+    if experiment is None:
+        trials = [build_named_trial(name) for name in model or PAPER_CNNS]
+    else:
+        trials = [build_experiment_trial(experiment, overrides, trust)]
     fit, errors, timings = measure_speed(trials)
     figures = build_speed_figures(fit, trials, timings)
     figures |= measure_power(watts, idle_watts, trials[-1], seconds, meter)
@@ -89,6 +76,28 @@ def profile_machine(
     print_table("this machine", ("figure", "value", "source"), rows, as_json)
     if out is not None and not as_json:
         print(f'use it with: fleet.profile = "{out}"')
+
+
+def _validate_networks(
+    model: Sequence[str], experiment: Path | None, overrides: Sequence[str]
+) -> None:
+    """BadInput unless the options name networks to train in one way."""
+    for name in model:
+        if name not in PAPER_CNNS:
+            raise BadInput(
+                f"--model {name!r}: {suggest_name(name, PAPER_CNNS)}; --for trains an experiment's"
+                " own network"
+            )
+    if experiment is not None and model:
+        raise BadInput("--for names an experiment's network, --model others; give one of the two")
+    if overrides and experiment is None:
+        raise BadInput("--set changes an experiment; name it with --for FILE")
+
+
+def _validate_numbers(values: Mapping[str, float | None]) -> None:
+    for option, value in values.items():
+        if value is not None and not 0 < value < 1e6:
+            raise BadInput(f"{option} {value:g}: must be above 0")
 
 
 @dataclass(frozen=True)
@@ -141,21 +150,12 @@ def time_step(step: Callable[[], int], lasts: float) -> float:
 
 
 def fit_timings(timings: Sequence[StepTiming], form: Sequence[str]) -> SpeedFit:
-    """Seconds of each quantity by least squares, none below 0, each timing weighed by 1 / seconds:
-    small batches count.
-    """
+    """Non-negative least squares; each timing is weighed by 1 / seconds."""
     seconds = np.array([timing.seconds for timing in timings])
     X = np.array([[timing.work[name] for name in form] for timing in timings]) / seconds[:, None]
     scale = np.where(X.max(0) > 0, X.max(0), 1.0)
-    best, least = np.zeros(len(form)), math.inf
-    for count in range(1, len(form) + 1):
-        for some in map(list, combinations(range(len(form)), count)):
-            found, *_ = np.linalg.lstsq((X / scale)[:, some], np.ones(len(seconds)), rcond=None)
-            left = float((((X / scale)[:, some] @ found - 1) ** 2).sum())
-            if (found >= 0).all() and left < least:
-                best, least = np.zeros(len(form)), left
-                best[some] = found
-    return SpeedFit(dict(zip(form, (best / scale).tolist(), strict=True)))
+    solution, _ = nnls(X / scale, np.ones(len(seconds)))
+    return SpeedFit(dict(zip(form, (solution / scale).tolist(), strict=True)))
 
 
 def leave_networks_out(timings: Sequence[StepTiming], form: Sequence[str]) -> dict[str, float]:
@@ -171,9 +171,7 @@ def leave_networks_out(timings: Sequence[StepTiming], form: Sequence[str]) -> di
 
 
 def choose_form(timings: Sequence[StepTiming]) -> Sequence[str]:
-    """The form that leaves the networks' errors least; without traffic, or of one network, a
-    batch's fixed cost and a rate.
-    """
+    """The form that predicts left-out networks best; of few networks, the simplest."""
     networks = {timing.network for timing in timings}
     if len(networks) < 3 or not all(timing.work["operations"] for timing in timings):
         return FITTED_FORMS[0]
@@ -183,10 +181,7 @@ def choose_form(timings: Sequence[StepTiming]) -> Sequence[str]:
 def measure_speed(
     trials: Sequence[SpeedTrial],
 ) -> tuple[SpeedFit, dict[str, float], list[StepTiming]]:
-    """The machine's fit, the error of each network by a fit of the others, and the timings:
-    measured anew where the fit is poor, for other work may have drowned them. A profile that would
-    mislead is an error.
-    """
+    """The fit, each network's error by a fit of the others, and the timings."""
     tries = []
     for _ in range(MAX_FIT_TRIES):
         timings = time_steps(trials)
@@ -274,28 +269,21 @@ def measure_power(
     seconds: float,
     named: str | None = None,
 ) -> ProfileFigures:
-    """Busy and idle power: as given, else by the meter `named` or the machine's counters, else a
-    laptop's.
-    """
+    """Busy and idle power: as given, else measured, else a laptop's."""
     given = {"active_watts": watts, "idle_watts": idle}
-    figures: ProfileFigures = {}
-    for key, value in given.items():
-        if value is not None:
-            source = f"told to flrce profile; {date.today()}"
-            figures[key] = {"value": value, "source": source, "basis": "measured"}
+    source = f"told to flrce profile; {date.today()}"
+    figures: ProfileFigures = {
+        key: {"value": value, "source": source, "basis": "measured"}
+        for key, value in given.items()
+        if value is not None
+    }
     missing = [key for key in given if key not in figures]
     if not missing:
         return figures
     meter = open_energy_meter(named)
     if meter.why:
-        names = {"active_watts": "--watts", "idle_watts": "--idle-watts"}
-        options = " and ".join(names[key] for key in missing)
-        print(f"{meter.why}; give {options}, or a laptop's are taken", file=sys.stderr)
-        for key, figure in read_shipped_figures("laptop-cpu", missing).items():
-            source = f"not measured here, taken from laptop-cpu: {figure['source']}"
-            figures[key] = {**figure, "source": source, "basis": "assumed"}
-        return figures
-    step, how = trial.stepper(trial.usual), f"measured ({', '.join(meter.seen)}); {date.today()}"
+        return figures | _assume_power(missing, meter.why)
+    step, seen = trial.stepper(trial.usual), ", ".join(meter.seen)
     work: dict[str, Callable[[], Any]] = {
         "idle_watts": lambda: sleep(seconds),
         "active_watts": lambda: time_step(step, seconds),
@@ -304,10 +292,23 @@ def measure_power(
         value = meter.measure(work[key])[1].watts or 0.0
         if not value:
             raise BadInput(
-                f"the meter ({', '.join(meter.seen)}) did not move in {seconds:g} s; give more"
-                " --seconds, or --watts and --idle-watts"
+                f"the meter ({seen}) did not move in {seconds:g} s; give more --seconds, or --watts"
+                " and --idle-watts"
             )
-        figures[key] = {"value": value, "source": how, "basis": "measured"}
+        source = f"measured ({seen}); {date.today()}"
+        figures[key] = {"value": value, "source": source, "basis": "measured"}
+    return figures
+
+
+def _assume_power(missing: Sequence[str], why: str) -> ProfileFigures:
+    """A laptop's power, where this machine has no meter."""
+    names = {"active_watts": "--watts", "idle_watts": "--idle-watts"}
+    options = " and ".join(names[key] for key in missing)
+    print(f"{why}; give {options}, or a laptop's are taken", file=sys.stderr)
+    figures = read_shipped_figures("laptop-cpu", missing)
+    for figure in figures.values():
+        figure["source"] = f"not measured here, taken from laptop-cpu: {figure['source']}"
+        figure["basis"] = "assumed"
     return figures
 
 

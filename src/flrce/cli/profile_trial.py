@@ -28,9 +28,7 @@ TEST_BATCH_SIZES = (8, 32, 96)  # those that the fit is tried on
 
 @dataclass(frozen=True)
 class SpeedTrial:
-    """A network to train on batches of several sizes: those that are fitted, and others that the
-    fit is tried on.
-    """
+    """A network to time: batch sizes to fit, and others to test the fit on."""
 
     name: str
     flops: float  # to train on one sample
@@ -59,8 +57,7 @@ def build_named_trial(name: str) -> SpeedTrial:
 
 
 def build_experiment_trial(file: Path, overrides: Sequence[str], trust: bool = False) -> SpeedTrial:
-    """An experiment's own network, objective, optimiser and samples, on the device that it would
-    run on.
+    """An experiment's own network, objective, optimiser and samples, on its device.
 
     Two sizes are fitted, the experiment's own batch and an eighth of it: clients' last batches are
     smaller.
@@ -92,12 +89,9 @@ def build_experiment_trial(file: Path, overrides: Sequence[str], trust: bool = F
 def build_step_function(
     trainer: TorchTrainer, samples: Samples, size: int, chain: UpdateChain, count: int = 4
 ) -> Callable[[], int]:
-    """A function that takes `count` training steps on batches of so many samples, and says how many
-    it took.
-    """
-    local = ClientContext(
-        Task("", 0, 1, 0, LocalWork(1, size), update=chain), count, size, trainer.layout
-    )
+    """A function that takes `count` training steps on batches of `size` and returns `count`."""
+    task = Task("", 0, 1, 0, LocalWork(1, size), update=chain)
+    local = ClientContext(task, count, size, trainer.layout)
     order, sizes = np.arange(count * size) % len(samples.y), np.full(count, size)
     batches = SampleBatches(samples, order, sizes)
     w = trainer.w.clone()

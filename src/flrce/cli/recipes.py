@@ -14,31 +14,22 @@ from flrce.methods.catalogue.recipes import CATALOGUE, summarize_recipe
 
 def list_recipes(as_json: bool) -> None:
     """Every recipe with its family and a summary."""
-    rows = [
-        [family, name, summarize_recipe(name)]
-        for family, names in FAMILIES.items()
-        for name in names
-    ]
-    if not as_json:  # a family is named once, before its first method
-        rows = [
-            ["" if i and rows[i - 1][0] == row[0] else row[0], *row[1:]]
-            for i, row in enumerate(rows)
-        ]
+    rows = []
+    for family, names in FAMILIES.items():
+        for i, name in enumerate(names):  # a person reads a family once, before its first method
+            rows.append([family if as_json or not i else "", name, summarize_recipe(name)])
     print_table("recipes", ("family", "name", "summary"), rows, as_json)
 
 
 def show_recipe(name: str, overrides: tuple[str, ...], as_json: bool) -> None:
-    """One recipe's pieces, as `overrides` change them, what it says of itself, and its own
-    settings.
-    """
+    """One recipe's pieces with these overrides, its documentation and its settings."""
     if name not in CATALOGUE:
         hint = suggest_replacement(name, CATALOGUE, CONTRIBUTED_METHODS)
         raise BadInput(f"recipe {name!r} is unknown; {hint}")
-    recipe = (
-        look_at(None, [*overrides, f"recipe.name={name}"]).build_recipe()
-        if overrides
-        else CATALOGUE[name]()
-    )
+    if overrides:
+        recipe = look_at(None, [*overrides, f"recipe.name={name}"]).build_recipe()
+    else:
+        recipe = CATALOGUE[name]()
     pieces = {role: describe_piece(piece) for role, piece in recipe.iter_pieces()}
     if as_json:
         print(json.dumps(pieces, indent=1, default=str))
@@ -51,8 +42,6 @@ def show_recipe(name: str, overrides: tuple[str, ...], as_json: bool) -> None:
     print_table(f"{name}: {summarize_recipe(name)}", ("role", "piece", "settings"), rows)
     if more.strip():
         print(more.strip())
-    own = [
-        f"{key} = {default.default!r}"
-        for key, default in list_recipe_settings(CATALOGUE[name]).items()
-    ]
+    settings = list_recipe_settings(CATALOGUE[name])
+    own = [f"{key} = {parameter.default!r}" for key, parameter in settings.items()]
     print(f"Settings of this recipe, under [recipe]: {', '.join(own) or 'none'}.")

@@ -53,9 +53,7 @@ class ExtensibleGroup(OrderedGroup):
 
 
 def load_registered_command(name: str) -> click.Command | None:
-    """The command of an installed package; one that raises an error where the package is missing
-    or broken; None for an unknown name.
-    """
+    """The command of an installed package, or one that says what is missing; None if unknown."""
     for point in entry_points(group=ENTRY_POINT_GROUP, name=name):
         return _load_entry_point(point)
     if name in RESEARCH_COMMANDS:

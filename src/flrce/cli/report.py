@@ -15,11 +15,11 @@ from flrce.storage import read
 
 def report_runs(runs: Sequence[Path], out: Path | None, as_json: bool) -> None:
     """Write one self-contained page about any number of runs."""
-    found = read.read_runs(runs)
+    recorded = read.read_runs(runs)
     if out is not None:
         prepare_file(out, "--out")
-    with read.explain_damaged_runs(found):
-        _write_report(found, out or Path("report.html"), as_json)
+    with read.explain_damaged_runs(recorded):
+        _write_report(recorded, out or Path("report.html"), as_json)
 
 
 def _write_report(found: list[read.RecordedRun], out: Path, as_json: bool) -> None:
@@ -35,11 +35,10 @@ def _write_report(found: list[read.RecordedRun], out: Path, as_json: bool) -> No
             f"{why.filename or out} cannot be written: {why.strerror}; name another place"
         ) from why
     if as_json:
-        headline = [
-            {"task": task.label, **row}
-            for task in several
-            for row in tables.to_plain_rows(tables.group_runs(task.runs))
-        ]
+        headline = []
+        for task in several:
+            rows = tables.to_plain_rows(tables.group_runs(task.runs))
+            headline += [{"task": task.label, **row} for row in rows]
         print(json.dumps({"written": list(map(str, written)), "headline": headline}, indent=1))
         return
     for task in several:
@@ -57,19 +56,13 @@ def _print_task_table(task: TaskRuns, apart: bool) -> None:
     groups = tables.group_runs(task.runs)
     heads, rows = tables.build_summary_table(groups)
     digits = [digits for _, _, digits in tables.get_summary_columns(groups).values()]
-    cells = [
-        [row[0], str(row[1]), *(c.format_interval(n) for c, n in zip(row[2:], digits, strict=True))]
-        for row in rows
-    ]
+    cells = []
+    for label, seeds, *row in rows:
+        pairs = zip(row, digits, strict=True)
+        cells.append([label, str(seeds), *(cell.format_interval(n) for cell, n in pairs)])
     kept = [i for i, head in enumerate(heads) if not head.startswith(("Seeds", "Time", "Wasted"))]
-    most = max(len(part.runs) for part in groups)
-    spread = (
-        "mean ± 95 % interval"
-        if most > 2
-        else "from least to most of two seeds"
-        if most == 2
-        else "one seed"
-    )
+    names = {1: "one seed", 2: "from least to most of two seeds"}
+    spread = names.get(max(len(part.runs) for part in groups), "mean ± 95 % interval")
     title = f"{task.label}: {spread}" if apart else spread
     print_table(title, [heads[i] for i in kept], [[row[i] for i in kept] for row in cells])
     print(describe_groups(groups)[0])

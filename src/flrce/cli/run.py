@@ -56,9 +56,7 @@ class FigureColumn:
 def build_result_table(
     aggregates: Mapping[str, dict[str, Any]],
 ) -> tuple[tuple[str, ...], list[list[str]]]:
-    """The table's heads and a line for each recipe: the metric of the final model and of the last
-    one, and what they cost.
-    """
+    """Headings, and a line per recipe: the metric of both models, and the costs."""
     metric = next(iter(aggregates.values()))["metric"]
     unit = " %" if metric in words.SHARES else ""
     largest = max(abs(entry["value"]["mean"] or 0.0) for entry in aggregates.values())
@@ -66,31 +64,23 @@ def build_result_table(
     columns: list[ResultColumn | FigureColumn] = [
         ResultColumn("value", f"{metric}{unit}", scale, digits),
         ResultColumn("value_last", f"last model{unit}", scale, digits),
-        *(
-            ResultColumn(name, heading, 1 / per, COSTS[name].digits)
-            for name, (per, heading) in BRIEF_COLUMNS.items()
-        ),
-        *(
-            ResultColumn(name, heading)
-            for name, heading in EFFICIENCY_COLUMNS.items()
-            if metric == "accuracy"
-        ),
-        *list_further_costs(list(aggregates.values())),
-        *map(
-            FigureColumn,
-            dict.fromkeys(n for a in aggregates.values() for n in a.get("figures", ())),
-        ),
     ]
-    return ("recipe", *(column.heading for column in columns)), [
+    for name, (per, heading) in BRIEF_COLUMNS.items():
+        columns.append(ResultColumn(name, heading, 1 / per, COSTS[name].digits))
+    if metric == "accuracy":
+        columns += [ResultColumn(name, heading) for name, heading in EFFICIENCY_COLUMNS.items()]
+    columns += list_further_costs(list(aggregates.values()))
+    figures = (name for each in aggregates.values() for name in each.get("figures", ()))
+    columns += map(FigureColumn, dict.fromkeys(figures))
+    rows = [
         [name, *(column.format_cell(aggregate) for column in columns)]
         for name, aggregate in aggregates.items()
     ]
+    return ("recipe", *(column.heading for column in columns)), rows
 
 
 def list_further_costs(aggregates: Sequence[Mapping[str, Any]]) -> list[ResultColumn]:
-    """The costs beyond the brief ones, where an optional one of them was spent, each in the unit
-    that suits its largest mean.
-    """
+    """The costs beyond the brief ones where an optional one was spent, in suitable units."""
 
     def find_largest(cost: Cost) -> float:
         means = [each[cost.name]["mean"] or 0.0 for each in aggregates if cost.name in each]
@@ -100,13 +90,11 @@ def list_further_costs(aggregates: Sequence[Mapping[str, Any]]) -> list[ResultCo
     if not any(cost.optional for cost in spent):
         return []
     units = {cost: cost.choose_unit(find_largest(cost)) for cost in spent}
-    return [
-        ResultColumn(
-            cost.name, f"{cost.label}, {unit}" if unit else cost.label, 1 / per, cost.digits
-        )
-        for cost, (per, unit) in units.items()
-        if cost.name not in BRIEF_COLUMNS
-    ]
+    columns = []
+    for cost, (per, unit) in units.items():
+        heading = f"{cost.label}, {unit}" if unit else cost.label
+        columns.append(ResultColumn(cost.name, heading, 1 / per, cost.digits))
+    return [column for column in columns if column.figure not in BRIEF_COLUMNS]
 
 
 def run_experiment(
@@ -121,6 +109,46 @@ def run_experiment(
     trust: bool = False,
 ) -> None:
     """Run one experiment; several seeds give means with 95 % intervals."""
+    many = parse_seeds(seed_list)
+    _validate_run_options(out, resume, no_save, many)
+    if resume and out is not None and file is None:
+        file = run_folders.find_stored_experiment(out)
+        many = run_folders.read_seeds(out) if many is None and file.parent != out else many
+        record = trust_record(str(out.absolute()), trust)
+        exp = Experiment.load(file, device_override(overrides, device), record)
+    else:
+        exp = load_experiment(file, overrides, device, trust)
+    runs.choose_device(exp)  # before a folder is made
+    name = str(exp.recipe.get("name", DEFAULT_RECIPE))
+    place = None if no_save else out or run_folders.create_run_folder(name)
+    notes: tuple[str, ...] = ()
+    again = format_resume_command(place) if place else ""
+    with ProgressDisplay(name, exp.rounds, exp.build_recipe().stop, again) as progress:
+        if many is None or place is None:
+            result = runs.run(exp, place, resume, watch=progress, allow_divergence=True)
+            summary, notes, lost = result.summary, result.notes, result.diverged
+            aggregate = runs.summarize_seeds([summary])
+        else:
+            watch = lambda s, d: progress(d, f"{name} seed {s}")  # noqa: E731
+            summary = aggregate = runs.run_seeds(exp, many, place, resume, watch)
+            diverged = summary.get("diverged", {})
+            lost = "; ".join(f"seed {seed}: {why}" for seed, why in diverged.items())
+    _print_result(exp, name, summary, aggregate, place, as_json)
+    said = (lost, *runs.warn_about_experiment(exp))
+    for note in notes:
+        if note not in said:
+            print(f"note: {note}", file=sys.stderr)
+    if lost:
+        raise Diverged(lost)
+    if str(summary.get("stopped", "")).startswith("abandoned"):
+        remedy = f"go on with: {again}" if place else "nothing was kept (--no-save)"
+        raise UnfinishedRun(f"{summary['stopped']}; {remedy}")
+
+
+def _validate_run_options(
+    out: Path | None, resume: bool, no_save: bool, many: Sequence[int] | None
+) -> None:
+    """BadInput for options that exclude each other."""
     if resume and out is None:
         raise BadInput(
             "--resume needs the run to continue: name it with --out; `flrce runs` lists all runs"
@@ -129,55 +157,10 @@ def run_experiment(
         raise BadInput("--no-save and --out exclude each other; drop one")
     if out is not None and out.is_file():
         raise BadInput(f"--out {out} is a file; name a folder for the run")
-    many = parse_seeds(seed_list)
-    if resume and out is not None and file is None:
-        file = run_folders.find_stored_experiment(out)
-        many = run_folders.read_seeds(out) if many is None and file.parent != out else many
-        exp = Experiment.load(
-            file, device_override(overrides, device), trust_record(str(out.absolute()), trust)
-        )
-    else:
-        exp = load_experiment(file, overrides, device, trust)
-    runs.choose_device(exp)  # before a folder is made
-    name = str(exp.recipe.get("name", DEFAULT_RECIPE))
-    if many is not None and no_save:
+    if no_save and many is not None:
         raise BadInput(
             "--seeds and --no-save exclude each other: several seeds need a run folder; drop one"
         )
-    place = None if no_save else out or run_folders.create_run_folder(name)
-    notes: tuple[str, ...] = ()
-    lost = ""
-    with ProgressDisplay(
-        name, exp.rounds, exp.build_recipe().stop, format_resume_command(place) if place else ""
-    ) as progress:
-        if many is None:
-            result = runs.run(exp, place, resume, watch=progress, allow_divergence=True)
-            summary, notes, lost = result.summary, result.notes, result.diverged
-            aggregate = runs.summarize_seeds([summary])
-        else:
-            assert place is not None
-            summary = aggregate = runs.run_seeds(
-                exp, many, place, resume, lambda s, d: progress(d, f"{name} seed {s}")
-            )
-            lost = "; ".join(
-                f"seed {seed}: {why}" for seed, why in summary.get("diverged", {}).items()
-            )
-    _print_result(exp, name, summary, aggregate, place, as_json)
-    for note in (
-        note for note in notes if note not in (lost, *runs.warn_about_experiment(exp))
-    ):  # those are said elsewhere
-        print(f"note: {note}", file=sys.stderr)
-    if lost:
-        raise Diverged(lost)
-    if str(summary.get("stopped", "")).startswith("abandoned"):
-        raise UnfinishedRun(f"{summary['stopped']}; {describe_remedy(place)}")
-
-
-def describe_remedy(place: Path | None) -> str:
-    """What helps after rounds were abandoned for other reasons than divergence."""
-    return (
-        f"go on with: {format_resume_command(place)}" if place else "nothing was kept (--no-save)"
-    )
 
 
 def format_resume_command(place: Path) -> str:
@@ -195,9 +178,8 @@ def _print_result(
     if as_json:
         print(json.dumps({**summary, "folder": None if place is None else str(place)}, indent=1))
         return
-    print_table(
-        f"{name} on {exp.data.path or exp.data.name}", *build_result_table({name: aggregate})
-    )
+    title = f"{name} on {exp.data.path or exp.data.name}"
+    print_table(title, *build_result_table({name: aggregate}))
     if summary is not aggregate and describe_basis(summary):  # an aggregate has means
         print(f"energy: {describe_joules(summary)}")
     if place is None:

@@ -16,14 +16,8 @@ RUNS_FOLDER = Path("runs")
 MAX_NAME_TRIES = 1000
 MAX_SEEDS_FILE_BYTES = 2**20
 TABLE_HEADINGS = (
-    "folder",
-    "recipe",
-    "data",
-    "seed",
-    "rounds",
-    "state",
-    "final model",
-    "last round",
+    *("folder", "recipe", "data", "seed", "rounds"),
+    *("state", "final model", "last round"),
 )
 TEXT_COLUMNS = ("folder", "recipe", "data", "state", "last round")
 

@@ -17,17 +17,17 @@ from flrce.storage import read
 
 def show_target_costs(runs: Sequence[Path], target: float, as_json: bool) -> None:
     """What it took each recipe to reach a target of the headline metric."""
-    found = read.read_runs(runs)
-    with read.explain_damaged_runs(found):
-        require_one_task(found, "ask for the target of one of them")
-        parts = tables.group_runs(found)
+    recorded = read.read_runs(runs)
+    with read.explain_damaged_runs(recorded):
+        require_one_task(recorded, "ask for the target of one of them")
+        parts = tables.group_runs(recorded)
         metric = tables.get_primary_metric(parts)
         if metric in words.SHARES and not 0 < target <= 1:
             raise BadInput(f"--target {target:g}: {metric} is a share from 0 to 1, such as 0.8")
         rows = results.compare_target_costs(parts, target)
         if as_json:
-            told = [asdict(row) | {"metric": metric, "target": target} for row in rows]
-            print(json.dumps(told, indent=1))
+            rows_with_target = [asdict(row) | {"metric": metric, "target": target} for row in rows]
+            print(json.dumps(rows_with_target, indent=1))
             return
         units = tables.choose_units(parts)
         shown = list_spent_costs(lambda cost: max(row.costs[cost.name].mean or 0 for row in rows))

@@ -1,5 +1,6 @@
 """Places that a command writes to, looked at before any work is done."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -18,17 +19,15 @@ def prepare_folder(path: Path, option: str, private: bool = True) -> None:
         else:
             path.mkdir(parents=True, exist_ok=True)
     except OSError as why:
-        raise _describe_refusal(
-            path, option, "is a file" if path_is_file(path) else why.strerror or why, "folder"
-        ) from why
+        is_file = why.errno in (errno.EEXIST, errno.ENOTDIR) and path.is_file()
+        reason = "is a file" if is_file else why.strerror or why
+        raise _describe_refusal(path, option, reason, "folder") from why
     if not os.access(path, os.W_OK | os.X_OK):
         raise _describe_refusal(path, option, "Permission denied", "folder")
 
 
 def prepare_file(path: Path, option: str) -> None:
-    """Make the folder of the file that a command writes; BadInput where the file could not be
-    written there.
-    """
+    """Make the folder of a file to write; BadInput if the file could not be written."""
     aside = path.with_name(f"{path.name}.part") if path.name else path  # what is written first
     try:
         if not path.name or path.is_dir():
@@ -41,13 +40,6 @@ def prepare_file(path: Path, option: str) -> None:
         raise _describe_refusal(path, option, why.strerror or why, "file") from why
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise _describe_refusal(path, option, "Permission denied", "file")
-
-
-def path_is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # a name that is too long
-        return False
 
 
 def _describe_refusal(path: Path, option: str, reason: object, wanted: str) -> BadInput:

@@ -41,11 +41,9 @@ class ProgressDisplay:
         # notes are told once, however many seeds or files have the same
         self.said: set[str] = set()
         self.handler, self.level = _ProgressLogHandler(self), logging.NOTSET
-        self.live = (
-            Live(console=self.console, refresh_per_second=8, transient=True)
-            if self.console.is_terminal
-            else None
-        )
+        self.live: Live | None = None
+        if self.console.is_terminal:
+            self.live = Live(console=self.console, refresh_per_second=8, transient=True)
         self.restart(title, stop)
 
     def __call__(self, done: Round, title: str = "") -> None:
@@ -70,31 +68,26 @@ class ProgressDisplay:
     def format_line(self) -> str:
         """The last round in one line."""
         r = self.records[-1]
-        value = (
-            "  --  "
-            if r.final_model_metric is None
-            else f"{words.format_metric_value(r.metric, r.final_model_metric):>6}"
-        )
+        if r.final_model_metric is None:
+            value = "  --  "
+        else:
+            value = f"{words.format_metric_value(r.metric, r.final_model_metric):>6}"
+        left = f"{self.seconds_left:4.0f} s left" if r.t < self.T else ""
         parts = [
             self.title,
             f"round {r.t:>3}/{self.T}",
-            *([get_phase(r)] if get_phase(r) else []),
+            get_phase(r),
             f"{r.metric} {value}",
-            *([f"conflicts {r.conflicts:3.1f}"] if find_psi(self.stop) is not None else []),
+            f"conflicts {r.conflicts:3.1f}" if find_psi(self.stop) is not None else "",
             f"{self.nbytes / 1e6:8.2f} MB",
             f"{self.joules:9.1f} J",
-            *([format_figures(r.figures)] if r.figures else []),
+            format_figures(r.figures),
+            f"stopped: {r.stop}" if r.stop else left,
         ]
-        if r.stop:
-            parts.append(f"stopped: {r.stop}")
-        elif r.t < self.T:
-            parts.append(f"{self.seconds_left:4.0f} s left")
-        return "  ".join(parts)
+        return "  ".join(filter(None, parts))
 
     def build_board(self) -> Table:
-        """The run so far: courses of accuracy and conflicts, what is spent, how long it still
-        takes.
-        """
+        """The run so far: curves of metric and conflicts, costs, time left."""
         r, psi = self.records[-1], find_psi(self.stop)
         values = [h.final_model_metric for h in self.records if h.final_model_metric is not None]
         board = Table.grid(padding=(0, 2))
@@ -102,11 +95,10 @@ class ProgressDisplay:
             Text(self.title, style="bold"),
             Text(f"round {r.t} of {self.T}, {self.seconds_left:.0f} s left"),
         )
-        shown = (
-            f"{words.format_metric_value(r.metric, values[-1]):>7}  {format_sparkline(values)}"
-            if values
-            else "not evaluated yet"
-        )
+        shown = "not evaluated yet"
+        if values:
+            newest = words.format_metric_value(r.metric, values[-1])
+            shown = f"{newest:>7}  {format_sparkline(values)}"
         board.add_row(Text(r.metric), Text(shown))
         if psi is not None:
             course = format_sparkline([h.conflicts for h in self.records])
@@ -174,11 +166,9 @@ class ProgressDisplay:
         if not self.records:
             return "before the first round; nothing was trained yet"
         reached = f"after round {self.records[-1].t} of {self.T}"
-        return (
-            f"{reached}; go on with: {self.again}"
-            if self.again
-            else f"{reached}; nothing was kept (--no-save)"
-        )
+        if self.again:
+            return f"{reached}; go on with: {self.again}"
+        return f"{reached}; nothing was kept (--no-save)"
 
 
 class _ProgressLogHandler(logging.Handler):
@@ -221,11 +211,9 @@ def format_bars(
     low, span = min(known, default=0.0), (max(known, default=0.0) - min(known, default=0.0)) or 1.0
     lines, most = [], max(map(len, labels), default=0)
     for label, value, text in zip(labels, values, texts, strict=True):
-        share = (
-            0.25 + 0.75 * (math.log2(value) - low) / span
-            if value is not None and value > 0
-            else 0.0
-        )
+        share = 0.0
+        if value is not None and value > 0:
+            share = 0.25 + 0.75 * (math.log2(value) - low) / span
         lines.append(f"{label:>{most}}  {'█' * round(width * share):<{width}}  {text}")
     return lines
 
@@ -237,9 +225,7 @@ def print_table(
     as_json: bool = False,
     left: Sequence[str] | None = None,
 ) -> None:
-    """Print a table for a person, or the same as JSON for a program; `left`: columns of text, else
-    what looks so.
-    """
+    """Print a table, or the same as JSON. `left`: columns of text; default: detected."""
     if as_json:
         print(json.dumps([dict(zip(columns, row, strict=True)) for row in rows], indent=1))
         return
@@ -260,8 +246,5 @@ def _replace_unprintable(cell: str) -> str:
 
 def _is_number(cell: str) -> bool:
     """Whether a cell holds a number, with or without its interval."""
-    return bool(
-        re.fullmatch(
-            r"[-+]?[\d.,]+(e[-+]?\d+)?( (±|to) [\d.,]+)?|--|yes|no|\d+ of \d+", cell.strip()
-        )
-    )
+    number = r"[-+]?[\d.,]+(e[-+]?\d+)?( (±|to) [\d.,]+)?"
+    return re.fullmatch(rf"{number}|--|yes|no|\d+ of \d+", cell.strip()) is not None

@@ -46,10 +46,8 @@ def load_variants(
     grid: Sequence[str],
     load: Callable[[Path | None, tuple[str, ...]], Experiment],
 ) -> dict[str, Experiment]:
-    """Label -> experiment, for every recipe or file at every point of the grid; `load` reads a file
-    with overrides.
-    """
-    found: dict[str, Experiment] = {}
+    """Label -> experiment, for every recipe or file at every point of the grid."""
+    variants: dict[str, Experiment] = {}
     points = parse_grid(grid)
     for name in list_variants(names):
         for point in points:
@@ -59,26 +57,22 @@ def load_variants(
                 exp = with_recipe(exp, name)
             label = ",".join([Path(name).stem if own else name, *point])
             label = re.sub(r"[^\w.=,+-]+", "_", label)
-            if label in found:
+            if label in variants:
                 raise BadInput(f"--recipes has {name!r} twice under one name; rename a file")
-            found[label] = exp
-    if len(found) > MAX_VARIANTS:
-        raise BadInput(f"--grid makes {len(found)} variants, {MAX_VARIANTS} at most; drop some")
-    return found
+            variants[label] = exp
+    if len(variants) > MAX_VARIANTS:
+        raise BadInput(f"--grid makes {len(variants)} variants, {MAX_VARIANTS} at most; drop some")
+    return variants
 
 
 def with_recipe(experiment: Experiment, name: str) -> Experiment:
-    """The experiment with a recipe of the catalogue; what it says about data stays unsaid where it
-    was.
-    """
+    """The experiment with a recipe of the catalogue."""
     settings = get_recipe_settings(experiment.recipe, name)
     return experiment.with_tables({"recipe": settings})
 
 
 def get_recipe_settings(recipe: dict[str, Any], name: str) -> dict[str, Any]:
-    """The experiment's own settings for the recipe it names; the others run as the catalogue has
-    them.
-    """
+    """The experiment's own settings for the recipe that it names, else only the name."""
     return {**recipe, "name": name} if recipe.get("name", "flrce") == name else {"name": name}
 
 

@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -47,26 +47,22 @@ class RunDifference:
 
 
 def verify_runs(a: Path, b: Path | None, as_json: bool) -> None:
-    """Check a run's files, or compare two runs: the first difference of each file. Exit code 1:
-    something differs.
-    """
+    """Check a run's files, or compare two runs. Exit code 1: something differs."""
     if b is None:
         return check_run_files(a, as_json)
-    found = list(compare_run_files(a, b))
+    differences = list(compare_run_files(a, b))
     if as_json:
-        print(json.dumps([vars(d) for d in found], indent=1, default=str))
-    elif not found:
+        print(json.dumps([vars(d) for d in differences], indent=1, default=str))
+    elif not differences:
         print(f"identical: {', '.join(_list_compared_files(a))}")
     else:
-        print("\n".join(str(d) for d in found))
-    if found:
+        print("\n".join(str(d) for d in differences))
+    if differences:
         raise click.exceptions.Exit(1)
 
 
 def check_run_files(folder: Path, as_json: bool) -> None:
-    """Every file of one run against the hashes that were written with it, those of its checkpoint
-    included.
-    """
+    """Check every file of a run, its checkpoint included, against its hash."""
     _refuse_unless_run(folder)
     if not read_seal(folder):
         raise BadInput(
@@ -101,11 +97,8 @@ def _find_differences(a: Path, b: Path) -> Iterator[RunDifference]:
             yield RunDifference(name, "file", *there)
             continue
         try:
-            if (
-                hash_file(one) != hash_file(other)
-                and (first := next(_compare_file(one, other), None)) is not None
-            ):
-                yield first
+            if hash_file(one) != hash_file(other):
+                yield from islice(_compare_file(one, other), 1)
         except (OSError, ValueError, RecursionError, SafetensorError) as why:
             raise BadInput(
                 f"{name} cannot be compared: {describe_error(why)}; is one of the runs damaged?"
@@ -131,10 +124,8 @@ def _find_broken_seals(a: Path, b: Path) -> Iterator[RunDifference]:
 
 
 def _list_damage(folder: Path) -> list[str]:
-    marks = read_seal(folder)
-    return find_damaged_files(
-        folder, {name: mark for name, mark in marks.items() if name in SEALED_FILES}
-    )
+    marks = {name: mark for name, mark in read_seal(folder).items() if name in SEALED_FILES}
+    return find_damaged_files(folder, marks)
 
 
 def _list_compared_files(folder: Path) -> dict[str, None]:
@@ -159,9 +150,8 @@ def _compare_ledgers(a: Path, b: Path) -> Iterator[RunDifference]:
         pairs = zip_longest(split_lines(left, half=True), split_lines(right, half=True))
         for line, (x, y) in enumerate(pairs, start=1):
             if x != y:
-                yield from _compare_ledger_line(
-                    a.name, line, *(json.loads(text) if text else None for text in (x, y))
-                )
+                rows = (json.loads(text) if text else None for text in (x, y))
+                yield from _compare_ledger_line(a.name, line, *rows)
 
 
 def _compare_ledger_line(name: str, line: int, one: Any, other: Any) -> Iterator[RunDifference]:
@@ -169,13 +159,10 @@ def _compare_ledger_line(name: str, line: int, one: Any, other: Any) -> Iterator
     if not all(row is None or isinstance(row, dict) for row in (one, other)):
         raise ValueError(f"line {line} is no table")
     known = one or other or {}
-    at = f"line {line}, round {known.get('t')}" + (
-        f", client {known['client']}" if "client" in known else ""
-    )
+    at = f"line {line}, round {known.get('t')}"
+    at += f", client {known['client']}" if "client" in known else ""
     if one is None or other is None:
-        yield RunDifference(
-            name, at, "present" if one else "missing", "present" if other else "missing"
-        )
+        yield RunDifference(name, at, *("present" if row else "missing" for row in (one, other)))
     else:
         for where, p, q in _compare_fields(one, other):
             yield RunDifference(name, f"{at}, {where}", p, q)
@@ -186,22 +173,18 @@ def _compare_tensors(a: Path, b: Path) -> Iterator[RunDifference]:
     for name in sorted(one.keys() | other.keys()):
         x, y = one.get(name), other.get(name)
         if x is None or y is None:
-            yield RunDifference(
-                a.name, name, *("missing" if t is None else "present" for t in (x, y))
-            )
+            states = ["missing" if t is None else "present" for t in (x, y)]
+            yield RunDifference(a.name, name, *states)
         elif x.shape != y.shape or x.dtype != y.dtype:
-            yield RunDifference(
-                a.name, name, f"{x.dtype} {tuple(x.shape)}", f"{y.dtype} {tuple(y.shape)}"
-            )
+            kinds = [f"{t.dtype} {tuple(t.shape)}" for t in (x, y)]
+            yield RunDifference(a.name, name, *kinds)
         else:
             apart = ~((x == y) | ((x != x) & (y != y)))
             for index in apart.nonzero()[:1].tolist():
                 at = tuple(index)
                 worst = float((x.double() - y.double()).abs().max())
-                where = (
-                    f"{name}[{', '.join(map(str, at))}] (and {int(apart.sum()) - 1} more, largest"
-                    f" {worst:.3g})"
-                )
+                more = f"(and {int(apart.sum()) - 1} more, largest {worst:.3g})"
+                where = f"{name}[{', '.join(map(str, at))}] {more}"
                 yield RunDifference(a.name, where, x[at].item(), y[at].item())
 
 

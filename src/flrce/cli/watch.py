@@ -20,17 +20,8 @@ MAX_TABLE_ROWS = 12
 MAX_CLIENT_NAMES = 12
 MAX_FOLDER_CHARACTERS = 40
 TABLE_HEADINGS = (
-    "run",
-    "state",
-    "round",
-    "metric",
-    "trend",
-    "conflicts",
-    "J per point",
-    "energy",
-    "traffic",
-    "time left",
-    "budget left",
+    *("run", "state", "round", "metric", "trend", "conflicts"),
+    *("J per point", "energy", "traffic", "time left", "budget left"),
 )
 
 
@@ -96,7 +87,7 @@ def build_watch_board(runs: list[dict[str, Any]]) -> Group:
     for i, heading in enumerate(headings):
         table.add_column(heading, overflow="fold", no_wrap=i > 0)
     for run in runs[:MAX_TABLE_ROWS]:
-        cells = format_run_row(run) if "t" in run else format_unreadable_row(run)
+        cells = format_run_row(run)
         table.add_row(*map(Text, cells[: len(headings)]))
     details = describe_last_round(runs[0]) if "t" in runs[0] else []
     if len(runs) > MAX_TABLE_ROWS:
@@ -105,6 +96,8 @@ def build_watch_board(runs: list[dict[str, Any]]) -> Group:
 
 
 def format_run_row(run: dict[str, Any]) -> tuple[str, ...]:
+    if "t" not in run:  # unreadable
+        return format_folder(run), format_one_line(run["state"], 60)
     values = [value for _, value in run["handed"]]
     conflicts = f"{run['conflicts'][-1][1]:.1f}" if run["conflicts"] else "--"
     return (
@@ -118,12 +111,8 @@ def format_run_row(run: dict[str, Any]) -> tuple[str, ...]:
         format_energy_spent(run),
         f"{run['spent']['bytes'] / 1e6:.3g} MB",
         format_time_left(run["ends"]),
-        format_budgets(run),
+        ", ".join(map(format_budget, run["budget"])) or "--",
     )
-
-
-def format_unreadable_row(run: dict[str, Any]) -> tuple[str, ...]:
-    return format_folder(run), format_one_line(run["state"], 60)
 
 
 def format_folder(run: dict[str, Any]) -> str:
@@ -145,12 +134,8 @@ def format_energy_spent(run: dict[str, Any]) -> str:
     return "unknown" if run["energy"] == "unknown" else f"{run['spent']['joules']:.3g} J"
 
 
-def format_budgets(run: dict[str, Any]) -> str:
-    """The share left of each budget, and for how many rounds it lasts."""
-    return ", ".join(map(_format_budget, run["budget"])) or "--"
-
-
-def _format_budget(budget: dict[str, Any]) -> str:
+def format_budget(budget: dict[str, Any]) -> str:
+    """The share left of a budget, and for how many rounds it lasts."""
     share = f"{100 * budget['left'] / budget['limit']:.0f} % of {budget['name']}"
     if budget["lasts"] is None or budget["name"] == "rounds":
         return share

@@ -1,7 +1,7 @@
 """flrce whatif runs/a --psi 4,4.5,5 --preset frugal,accurate"""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -52,8 +52,7 @@ def show_whatif(
     trust: bool = False,
     **budgets: ValueList,
 ) -> None:
-    """Replay stop rules on a recorded run: where each would have ended it, and what that would have
-    saved.
+    """Replay stop rules on a recorded run: where each would have ended it, and the savings.
 
     Every value is a rule of its own; without any, the paper's thresholds psi. A preset is FLrce's
     own stop: frugal, balanced or accurate. `stops` are rules by name, classes of the user's among
@@ -61,22 +60,18 @@ def show_whatif(
     new run.
     """
     runs = read.read_runs([run])
+
+    def parse_psi(part: str) -> float:
+        return resolve_conflict_threshold(part if "%" in part else float(part), runs[0].P)
+
     wanted: dict[str, Any] = {
-        "psi": _parse_values(
-            "psi",
-            psi,
-            lambda part: resolve_conflict_threshold(
-                part if "%" in part else float(part), runs[0].P
-            ),
-        ),
+        "psi": _parse_values("psi", psi, parse_psi),
         "patience": _parse_values("patience", patience, int),
         "preset": _parse_values("preset", preset, str.strip),
         "points": _parse_values("points", points, float),
-        **{
-            name: _parse_values(name, text, int if name == "rounds" else float)
-            for name, text in budgets.items()
-        },
     }
+    for name, text in budgets.items():
+        wanted[name] = _parse_values(name, text, int if name == "rounds" else float)
     with apply_trust(trust_file(None, trust)):
         named = build_named_pieces("stop", stops)
         named_paces = build_named_pieces("pace", paces)
@@ -96,27 +91,28 @@ def show_whatif(
             _show_replayed_rules(run, runs, wanted, named, as_json)
 
 
+def _print_json(rows: Iterable[Mapping[str, Any]], notes: Sequence[str]) -> None:
+    print(json.dumps({"runs": list(rows), "notes": list(notes)}, indent=1))
+
+
+def _format_mean(values: Sequence[float], digits: int = 3) -> str:
+    return confidence_interval(values).format_interval(digits)
+
+
 def _show_shifted_starts(runs: list[read.RecordedRun], starts: list[str], as_json: bool) -> None:
     """Grams at other times."""
-    found = {each: shift_run_start(each, starts) for each in runs}
+    emissions = {each: shift_run_start(each, starts) for each in runs}
     if as_json:
-        told = [
-            {"run": str(each.folder), "starts": [asdict(m) for m in same]}
-            for each, same in found.items()
-        ]
-        print(json.dumps({"runs": told, "notes": [SHIFTED_START_CAVEAT]}, indent=1))
-        return
-    rows = [
-        [
-            same[0].start,
-            confidence_interval([m.grams for m in same]).format_interval(3),
-            confidence_interval([m.ratio for m in same]).format_interval(2),
-        ]
-        for same in zip(*found.values(), strict=True)
-    ]
-    print_table(
-        "the same rounds begun at another time", ["start", "g CO2", "times what was booked"], rows
-    )
+        rows = (
+            {"run": str(r.folder), "starts": list(map(asdict, m))} for r, m in emissions.items()
+        )
+        return _print_json(rows, [SHIFTED_START_CAVEAT])
+    lines = []
+    for same in zip(*emissions.values(), strict=True):
+        grams, ratios = [m.grams for m in same], [m.ratio for m in same]
+        lines.append([same[0].start, _format_mean(grams), _format_mean(ratios, 2)])
+    heads = ["start", "g CO2", "times what was booked"]
+    print_table("the same rounds begun at another time", heads, lines)
     print(SHIFTED_START_CAVEAT)
 
 
@@ -124,28 +120,18 @@ def _show_replayed_paces(
     runs: list[read.RecordedRun], paces: Mapping[str, Pace], as_json: bool
 ) -> None:
     """Seconds, joules and replies under other paces."""
-    found = {each: [replay_pace(each, *pace) for pace in paces.items()] for each in runs}
+    replays = {each: [replay_pace(each, *pace) for pace in paces.items()] for each in runs}
     if as_json:
-        told = [
-            {"run": str(each.folder), "paces": [asdict(p) for p in same]}
-            for each, same in found.items()
-        ]
-        print(json.dumps({"runs": told, "notes": [PACE_CAVEAT]}, indent=1))
-        return
-    rows = [
-        [
-            same[0].pace,
-            confidence_interval([p.seconds for p in same]).format_interval(3),
-            confidence_interval([p.seconds_recorded for p in same]).format_interval(3),
-            confidence_interval([p.joules for p in same]).format_interval(3),
-            confidence_interval([p.joules_recorded for p in same]).format_interval(3),
-            f"{sum(p.replies for p in same)} of {sum(p.replies_recorded for p in same)}",
-            str(sum(p.short_rounds for p in same)),
-        ]
-        for same in zip(*found.values(), strict=True)
-    ]
+        rows = ({"run": str(r.folder), "paces": list(map(asdict, p))} for r, p in replays.items())
+        return _print_json(rows, [PACE_CAVEAT])
+    lines = []
+    for same in zip(*replays.values(), strict=True):
+        names = ("seconds", "seconds_recorded", "joules", "joules_recorded")
+        means = [_format_mean([getattr(p, name) for p in same]) for name in names]
+        replies = f"{sum(p.replies for p in same)} of {sum(p.replies_recorded for p in same)}"
+        lines.append([same[0].pace, *means, replies, str(sum(p.short_rounds for p in same))])
     heads = ["pace", "s", "s recorded", "J", "J recorded", "replies that count", "abandoned"]
-    print_table("the same rounds under another pace", heads, rows)
+    print_table("the same rounds under another pace", heads, lines)
     print(PACE_CAVEAT)
 
 
@@ -156,96 +142,81 @@ def _show_replayed_rules(
     named: Mapping[str, StopRule],
     as_json: bool,
 ) -> None:
+    """Where each rule would have stopped the runs, and the savings."""
     outcomes = {}
     for each in runs:
         rules = {**build_stop_rules(each, **wanted), **named} or build_threshold_rules(each)
         outcomes[each] = [replay_rule(each, *rule) for rule in rules.items()]
-    notes = list(
-        dict.fromkeys(note for each in runs for note in list_caveats(each, outcomes[each]))
-    )
+    notes = dict.fromkeys(note for each in runs for note in list_caveats(each, outcomes[each]))
     if as_json:
-        told = [
-            {
-                "run": str(each.folder),
-                "rules": [outcome.to_plain() for outcome in outcomes[each]],
-                "price": [asdict(price) for price in compute_point_prices(each)],
-            }
-            for each in runs
-        ]
-        print(json.dumps({"runs": told, "notes": notes}, indent=1))
-        return
-    title = (
-        f"{run}: {len(runs[0].committed_rounds)} rounds recorded"
-        if len(runs) == 1
-        else f"{run}: {len(runs)} runs, 95 % intervals"
-    )
-    groups = tables.group_runs(runs)
-    units, judged = tables.choose_units(groups), tables.get_primary_metric(groups)
-    costs = list_replayed_costs(groups)
-    names = [units[cost.name][1] or cost.label for cost in costs]
-    heads = [
-        "rule",
-        "stops",
-        "round",
-        words.format_metric_heading(judged),
-        f"averaged{' %' if judged in words.SHARES else ''}",
-        *names,
-        *(f"{name} saved" for name in names),
-        *(figures := list_figure_names(outcomes)),
-    ]
-    print_table(
-        title,
-        heads,
-        [
-            [*_format_rule_row(list(same), units, costs), *_format_figures(list(same), figures)]
-            for same in zip(*outcomes.values(), strict=True)
-        ],
-    )
+        return _print_json(map(_describe_outcomes, runs, outcomes.values()), list(notes))
+    title = f"{run}: {len(runs)} runs, 95 % intervals"
+    if len(runs) == 1:
+        title = f"{run}: {len(runs[0].committed_rounds)} rounds recorded"
+    print_table(title, *_build_rule_table(runs, outcomes))
     for note in notes:
         print(note)
     if len(runs) == 1:
         _print_point_prices(runs[0])
 
 
+def _describe_outcomes(run: read.RecordedRun, outcomes: Sequence[ReplayOutcome]) -> dict[str, Any]:
+    """One run's rules and prices for a program."""
+    return {
+        "run": str(run.folder),
+        "rules": [outcome.to_plain() for outcome in outcomes],
+        "price": [asdict(price) for price in compute_point_prices(run)],
+    }
+
+
+def _build_rule_table(
+    runs: list[read.RecordedRun], outcomes: Mapping[read.RecordedRun, Sequence[ReplayOutcome]]
+) -> tuple[list[str], list[list[str]]]:
+    """Headings and a row for each rule over the seeds."""
+    groups = tables.group_runs(runs)
+    units, metric = tables.choose_units(groups), tables.get_primary_metric(groups)
+    # a rule that ends a run saves rounds and time by the stop itself
+    costs = [cost for cost in tables.list_shown_costs(groups) if cost.by_client]
+    names = [units[cost.name][1] or cost.label for cost in costs]
+    figures = list_figure_names(outcomes)
+    heads = ["rule", "stops", "round", words.format_metric_heading(metric)]
+    heads += [f"averaged{' %' if metric in words.SHARES else ''}", *names]
+    heads += [*(f"{name} saved" for name in names), *figures]
+    rows = [
+        [*_format_rule_row(list(same), units, costs), *_format_figures(list(same), figures)]
+        for same in zip(*outcomes.values(), strict=True)
+    ]
+    return heads, rows
+
+
 def _print_point_prices(run: read.RecordedRun) -> None:
     """What a point would have cost, over the run."""
-    found = thin_prices(compute_point_prices(run))
-    if not found:
+    prices = thin_prices(compute_point_prices(run))
+    if not prices:
         return
     scale = metric_scale(run.committed_rounds)
-    what = (
-        "one more point"
-        if scale.in_points
-        else f"improving {words.format_metric_name(scale.metric)} by {scale.format_amount(1.0)}"
-    )
+    if scale.in_points:
+        what = "one more point"
+    else:
+        what = f"improving {words.format_metric_name(scale.metric)} by {scale.format_amount(1.0)}"
     print(
         f"\nEstimated cost of {what} (as many rounds again, over the upper end of their predicted"
         " gain):"
     )
-    labels, lengths = [f"round {p.t}" for p in found], [p.joules for p in found]
-    print("\n".join(format_bars(labels, lengths, [p.describe() for p in found])))
-
-
-def list_replayed_costs(groups: Sequence[tables.RunGroup]) -> list[Cost]:
-    """The costs of the table: a rule that ends a run saves rounds and time by the stop itself."""
-    shown = tables.list_shown_costs(groups)
-    return [cost for cost in shown if cost.by_client]
+    labels, lengths = [f"round {p.t}" for p in prices], [p.joules for p in prices]
+    print("\n".join(format_bars(labels, lengths, [p.describe() for p in prices])))
 
 
 def list_figure_names(outcomes: Mapping[read.RecordedRun, Sequence[ReplayOutcome]]) -> list[str]:
     """The figures that pieces of these runs reported."""
-    found = (name for same in outcomes.values() for outcome in same for name in outcome.figures)
-    return list(dict.fromkeys(found))
+    names = (name for same in outcomes.values() for outcome in same for name in outcome.figures)
+    return list(dict.fromkeys(names))
 
 
 def _format_figures(same: Sequence[ReplayOutcome], names: Sequence[str]) -> list[str]:
     """One rule over the seeds: the figures of pieces in the round that it ends with."""
-    return [
-        confidence_interval(
-            [outcome.figures[name] for outcome in same if name in outcome.figures]
-        ).format_interval(3)
-        for name in names
-    ]
+    figures = [outcome.figures for outcome in same]
+    return [_format_mean([each[name] for each in figures if name in each]) for name in names]
 
 
 def _format_rule_row(
@@ -261,17 +232,12 @@ def _format_rule_row(
     cells = []
     for metrics in ([o.accuracy for o in same], [o.averaged for o in same]):
         values = [value / share for value in metrics if value is not None]
-        cells.append(confidence_interval(values).format_interval(digits))
+        cells.append(_format_mean(values, digits))
     for amounts in ([o.spent for o in same], [o.saved for o in same]):
         for cost in costs:
             values = [amount[cost.name] / units[cost.name][0] for amount in amounts]
-            cells.append(confidence_interval(values).format_interval(cost.digits))
-    return [
-        same[0].rule,
-        said,
-        confidence_interval(stops).format_interval(1 if many else 0),
-        *cells,
-    ]
+            cells.append(_format_mean(values, cost.digits))
+    return [same[0].rule, said, _format_mean(stops, 1 if many else 0), *cells]
 
 
 def _parse_values(name: str, text: str | None, kind: Callable[[str], Any]) -> list[Any]:

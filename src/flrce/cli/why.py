@@ -12,14 +12,14 @@ def explain_run(run: Path, t: int | None, client: str | None, stop: bool, as_jso
     """Say in sentences why a round, a client or the end of a run came out as it did."""
     if stop and (t is not None or client is not None):
         raise BadInput("--stop is about the whole run; drop --round and --client, or ask twice")
-    found = read.read_single_run(run)
-    with read.explain_damaged_runs([found]):
+    recorded = read.read_single_run(run)
+    with read.explain_damaged_runs([recorded]):
         if client is not None:
-            answer = explain_client(found, client, t)
+            answer = explain_client(recorded, client, t)
         elif t is not None:
-            answer = explain_round(found, t)
+            answer = explain_round(recorded, t)
         else:
-            answer = explain_run_end(found)
+            answer = explain_run_end(recorded)
     if as_json:
         print(json.dumps({"sentences": answer.sentences, **answer.facts}, indent=1))
     else:

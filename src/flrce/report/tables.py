@@ -104,6 +104,7 @@ def choose_units(parts: Sequence[RunGroup]) -> dict[str, tuple[float, str]]:
 
 def list_shown_costs(parts: Sequence[RunGroup]) -> list[Cost]:
     """The costs of these groups that are worth a column."""
+
     def find_largest(cost: Cost) -> float:
         return max((value for part in parts for value in part.get_values(cost.name)), default=0)
 
