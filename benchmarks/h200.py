@@ -26,8 +26,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flrce.models.chain import build_layer_chain
 from flrce.models.flat import make_layout, pack_model, unpack_model
+from flrce.models.graph import build_layer_chain
 from flrce.models.nets import PAPER_CNNS, build_network
 from flrce.training.gpu.batch_trainer import ClientBatchTrainer
 

@@ -19,8 +19,8 @@ from flrce.errors import BadInput
 from flrce.methods.aggregation.mean import WeightedMean
 from flrce.methods.submodel.units import PrefixUnits, RandomUnits
 from flrce.models import slicing
-from flrce.models.chain import build_layer_chain
 from flrce.models.flat import make_layout, pack_model, unpack_model
+from flrce.models.graph import build_layer_chain
 from flrce.models.nets import build_network
 from flrce.models.part import copy_for_training
 from flrce.simulation import runs

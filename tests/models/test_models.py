@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from flrce.errors import BadInput
-from flrce.models.chain import build_layer_chain
 from flrce.models.flat import bind_to_vector, make_layout, pack_model, unpack_model
+from flrce.models.graph import build_layer_chain
 from flrce.models.nets import PAPER_CNNS, NetworkRequirements, build_network, choose_network
 
 #: trainable, on the wire, float tensors, training FLOPs of a sample: computed from the authors'

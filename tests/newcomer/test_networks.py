@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import flrce
-from flrce.models.chain import build_layer_chain
+from flrce.models.graph import build_layer_chain
 
 SMALL = {
     "rounds": 2,

@@ -18,8 +18,8 @@ from torch.nn import functional as F
 from flrce import Experiment, run
 from flrce.data.sources import Source
 from flrce.errors import BadInput
-from flrce.models.chain import build_layer_chain
 from flrce.models.flat import convert_to_float32
+from flrce.models.graph import build_layer_chain
 from flrce.simulation import runs
 from flrce.simulation.run_slot import DeviceSchedulers
 from flrce.training.metrics import METRICS, TOKEN_METRICS, Metric, macro_f1

@@ -18,9 +18,9 @@ from flrce.core.downlink import HeldPart
 from flrce.core.types import Payload, Reply, Task
 from flrce.errors import BadInput
 from flrce.models.adapters import get_adapter_rank, make_low_rank_part
-from flrce.models.chain import LayerChain as Layers
-from flrce.models.chain import build_layer_chain
 from flrce.models.flat import make_layout, pack_personal
+from flrce.models.graph import LayerChain as Layers
+from flrce.models.graph import build_layer_chain
 from flrce.models.part import ModelPart, freeze_part_blocks, make_whole_part
 from flrce.models.slicing import (
     SlicedNetwork,

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from flrce.core import device_transfer
 from flrce.errors import BadInput, describe_exception
 from flrce.models.abilities import limit_samples_per_pass
-from flrce.models.chain import build_layer_chain
 from flrce.models.drawing import get_rng_states, preserve_rng_states, use_seed
 from flrce.models.flat import bind_to_vector, make_layout
+from flrce.models.graph import build_layer_chain
 from flrce.models.inputs import scale_inputs
 from flrce.rng import make_stream
 from flrce.training.batch_step import BoundNetwork, TrainingStep

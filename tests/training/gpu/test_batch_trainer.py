@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flrce.errors import BadInput
-from flrce.models.chain import build_layer_chain
 from flrce.models.flat import make_layout, pack_model, unpack_model
+from flrce.models.graph import build_layer_chain
 from flrce.models.nets import PAPER_CNNS, build_network
 from flrce.training.gpu.batch_trainer import ClientBatchTrainer
 from flrce.training.gpu.lanes import iterate_lane_runs, plan_batches, round_up_lanes

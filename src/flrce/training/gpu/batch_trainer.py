@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from flrce.errors import BadInput
 from flrce.models.abilities import limit_samples_per_pass
-from flrce.models.chain import LayerChain, build_layer_chain
 from flrce.models.flat import ModelLayout, make_layout
+from flrce.models.graph import LayerChain, build_layer_chain
 from flrce.models.kinds import BASIC_KINDS
 from flrce.models.tracing import is_plain_sequence
 from flrce.training.gpu.chain_net import ChainNet, DeviceSamples, Tensors

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flrce.errors import BadInput
-from flrce.models.chain import LayerChain, LayerSpec
+from flrce.models.graph import LayerChain, LayerSpec
 from flrce.models.inputs import scale_inputs
 from flrce.training.gpu.convolution import ConvolutionGeometry, convolve_lanes
 from flrce.training.gpu.fused_block import FusedBlock, fuse_layers, supports_triton

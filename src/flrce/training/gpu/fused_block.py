@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flrce.models.chain import LayerSpec
+from flrce.models.graph import LayerSpec
 
 try:
     from flrce.training.gpu import triton_fused_block as kernels

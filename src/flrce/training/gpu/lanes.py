@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flrce.errors import BadInput
-from flrce.models.chain import LayerChain
 from flrce.models.flat import ModelLayout
+from flrce.models.graph import LayerChain
 from flrce.training.gpu.chain_net import Tensors
 from flrce.training.gpu.step_buffers import StepBuffers
 from flrce.training.links import ClientContext

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from flrce.errors import BadInput, format_one_line
-from flrce.models.chain import LayerChain
 from flrce.models.flat import list_model_tensors
+from flrce.models.graph import LayerChain
 from flrce.training.gpu.chain_net import DeviceSamples, SeedsAndStep
 from flrce.training.gpu.lane_functions import ForwardContext, LaneFunctions, Tensors
 from flrce.training.gpu.sequences import replace_sequence_layers
