@@ -40,38 +40,28 @@ SHIFTED_START_CAVEAT = (
 
 def show_whatif(
     run: Path,
-    psi: ValueList,
-    patience: ValueList,
-    preset: ValueList,
-    points: ValueList,
     start: ValueList,
     as_json: bool,
     stops: tuple[str, ...] = (),
     paces: tuple[str, ...] = (),
     budget: str | None = None,
     trust: bool = False,
-    **budgets: ValueList,
+    **values: ValueList,
 ) -> None:
     """Replay stop rules on a recorded run: where each would have ended it, and the savings.
 
-    Every value is a rule of its own; without any, the paper's thresholds psi. A preset is FLrce's
-    own stop: frugal, balanced or accurate. `stops` are rules by name, classes of the user's among
-    them; `budget` and `budgets` are limits of costs and figures, by name. Selection changes need a
-    new run.
+    Every value is a rule of its own; without any, the paper's thresholds psi. `values` are psi,
+    patience, preset, points and limits of costs, by name. `stops` are rules by name, classes of the
+    user's among them; `budget` has limits of costs and figures.
     """
     runs = read.read_runs([run])
 
     def parse_psi(part: str) -> float:
         return resolve_conflict_threshold(part if "%" in part else float(part), runs[0].P)
 
-    wanted: dict[str, Any] = {
-        "psi": _parse_values("psi", psi, parse_psi),
-        "patience": _parse_values("patience", patience, int),
-        "preset": _parse_values("preset", preset, str.strip),
-        "points": _parse_values("points", points, float),
-    }
-    for name, text in budgets.items():
-        wanted[name] = _parse_values(name, text, int if name == "rounds" else float)
+    parsers: dict[str, Callable[[str], Any]] = {"psi": parse_psi, "preset": str.strip}
+    parsers |= {"patience": int, "rounds": int}
+    wanted = {k: _parse_values(k, text, parsers.get(k, float)) for k, text in values.items()}
     with apply_trust(trust_file(None, trust)):
         named = build_named_pieces("stop", stops)
         named_paces = build_named_pieces("pace", paces)
