@@ -250,7 +250,7 @@ def test_two_values_are_one_feature_and_three_are_three():
 
 def test_preprocessing_survives_json():
     prepared = Preprocessing(
-        (FeatureColumn("a", ("x", "y")),), ("t",), (0.1,), (1 / 3,), (2.5,), True
+        (FeatureColumn("a", ("x", "y")),), ("t",), (0.1,), (1 / 3,), (2.5,), resized=True
     )
     spec = SampleSpec((1,), "float32", 1.0, 0.0, "classes", ("n", "y"), 2, 0, False, prepared)
     assert SampleSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec

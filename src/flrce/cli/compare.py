@@ -47,10 +47,8 @@ def compare_recipes(
 
     experiments = load_variants(file, names, grid, load)
     require_same_data(experiments)
-    experiments = {
-        name: with_given_clients(experiment, None, read)[0]
-        for name, experiment in experiments.items()
-    }
+    for name, loaded in experiments.items():
+        experiments[name] = with_given_clients(loaded, None, read)[0]
     exp = next(iter(experiments.values()))
     if where == "here":
         runs.choose_device(exp)

@@ -46,11 +46,11 @@ def show_whatif(
     paces: tuple[str, ...] = (),
     budget: str | None = None,
     trust: bool = False,
-    **values: ValueList,
+    **budgets: ValueList,
 ) -> None:
     """Replay stop rules on a recorded run: where each would have ended it, and the savings.
 
-    Every value is a rule of its own; without any, the paper's thresholds psi. `values` are psi,
+    Every value is a rule of its own; without any, the paper's thresholds psi. `budgets` are psi,
     patience, preset, points and limits of costs, by name. `stops` are rules by name, classes of the
     user's among them; `budget` has limits of costs and figures.
     """
@@ -61,7 +61,7 @@ def show_whatif(
 
     parsers: dict[str, Callable[[str], Any]] = {"psi": parse_psi, "preset": str.strip}
     parsers |= {"patience": int, "rounds": int}
-    wanted = {k: _parse_values(k, text, parsers.get(k, float)) for k, text in values.items()}
+    wanted = {k: _parse_values(k, text, parsers.get(k, float)) for k, text in budgets.items()}
     with apply_trust(trust_file(None, trust)):
         named = build_named_pieces("stop", stops)
         named_paces = build_named_pieces("pace", paces)

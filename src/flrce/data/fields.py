@@ -138,3 +138,8 @@ def _takes_batch(net: nn.Module, fields: Sequence[InputField]) -> bool:
     if len(arguments) != 1 or any(argument.kind in variable for argument in arguments):
         return False
     return [field.name for field in fields] != [argument.name for argument in arguments]
+
+
+def describe_fields(fields: Sequence[InputField]) -> str:
+    """The inputs in words, for messages."""
+    return ", ".join(f"{field.name} {field.shape} {field.kind}" for field in fields)

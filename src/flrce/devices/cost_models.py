@@ -1,6 +1,5 @@
 """Costs beyond one profile per device: by hour, shared cells, energy of the network."""
 
-import csv
 import fnmatch
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -9,10 +8,9 @@ from typing import Any
 
 from flrce.core.bounds import NonEmptyText
 from flrce.core.cost_table import NETWORK_FIELD, add_cost_row, reconcile_basis
-from flrce.core.files import parse_csv, read_text_limited
 from flrce.core.payloads import is_plausible_cost
 from flrce.core.types import ClientCost
-from flrce.devices.costs import FIGURES, MAX_CLIENTS_BYTES, DeviceProfile
+from flrce.devices.costs import FIGURES, DeviceProfile, read_csv_rows
 from flrce.errors import BadInput, format_one_line
 
 SECONDS_PER_HOUR = 3600
@@ -126,11 +124,7 @@ def _merge_rows(rows: Sequence[TableRow], client: str, hour: int) -> dict[str, f
 def read_cost_table(path: str) -> tuple[TableRow, ...]:
     """The lines of a cost table."""
     where, remedy = f"fleet.costs {path!r}", "give a csv file with the columns client, hour, ..."
-    text = read_text_limited(path, MAX_CLIENTS_BYTES, remedy, expansion=8, where=where)
-    try:
-        lines = list(parse_csv(text))
-    except csv.Error as why:
-        raise BadInput(f"{where} cannot be read: {format_one_line(why, 120)}; {remedy}") from why
+    lines = read_csv_rows(path, where, remedy)
     head = [cell.strip() for cell in lines[0][1]] if lines else []
     known = ("client", "hour", *FIGURES, NETWORK_FIELD)
     unknown = [name for name in head if name not in known]

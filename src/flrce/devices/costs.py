@@ -291,11 +291,7 @@ def read_device_assignments(by_client: str | Mapping[str, str]) -> dict[str, str
         return dict(by_client)
     remedy = "give a csv file with a header line client,profile"
     where = f"fleet.clients {by_client!r}"
-    text = read_text_limited(by_client, MAX_CLIENTS_BYTES, remedy, expansion=8, where=where)
-    try:
-        rows = list(parse_csv(text))
-    except csv.Error as why:
-        raise BadInput(f"{where} cannot be read: {format_one_line(why, 120)}; {remedy}") from why
+    rows = read_csv_rows(by_client, where, remedy)
     if not rows or [cell.strip().lower() for cell in rows[0][1]] != ["client", "profile"]:
         raise BadInput(f"{where} has no columns client and profile; {remedy}")
     profiles: dict[str, str] = {}
@@ -304,6 +300,15 @@ def read_device_assignments(by_client: str | Mapping[str, str]) -> dict[str, str
             raise BadInput(f"{where} line {number} is no pair, or names a client twice; {remedy}")
         profiles[row[0].strip()] = row[1].strip()
     return profiles
+
+
+def read_csv_rows(path: str, where: str, remedy: str) -> list[tuple[int, list[str]]]:
+    """(line, cells) of a csv file about clients, or BadInput."""
+    text = read_text_limited(path, MAX_CLIENTS_BYTES, remedy, expansion=8, where=where)
+    try:
+        return list(parse_csv(text))
+    except csv.Error as why:
+        raise BadInput(f"{where} cannot be read: {format_one_line(why, 120)}; {remedy}") from why
 
 
 def _assign_device_mix(

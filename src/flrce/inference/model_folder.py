@@ -13,7 +13,7 @@ from flrce.core.cost_table import COSTS
 from flrce.core.user_code import NOTHING
 from flrce.errors import BadInput
 from flrce.report.peft import write_adapters
-from flrce.storage.disk import BY_UMASK, write_atomically
+from flrce.storage.disk import write_files
 from flrce.storage.run_model import load_run_tensors, read_model_marks
 from flrce.storage.seal import (
     MAX_SETTINGS_BYTES,
@@ -137,15 +137,3 @@ def make_card(experiment: Experiment, summary: Mapping[str, Any], usage: str) ->
         usage=usage,
     )
     return text.encode()
-
-
-def write_files(out: Path, files: Mapping[str, bytes]) -> None:
-    """Write files into a folder, which is made if it is missing."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        for name, contents in files.items():
-            write_atomically(out / name, contents, BY_UMASK)
-    except OSError as why:
-        raise BadInput(
-            f"{out} cannot be written: {why.strerror or why}; give a folder that can"
-        ) from why

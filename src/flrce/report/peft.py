@@ -13,7 +13,7 @@ from flrce.errors import BadInput
 from flrce.models.adapters import DOWN, UP
 from flrce.models.nets import build_network
 from flrce.models.seeds import SeedSpaceNetwork
-from flrce.storage.disk import BY_UMASK, write_atomically
+from flrce.storage.disk import write_files
 
 ADAPTER_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
 # where a model that has a name here is published
@@ -56,14 +56,8 @@ def write_adapters(
         "target_modules": targets,
     }
     named = {f"{PEFT_NAME_PREFIX}{name}.weight": x.contiguous() for name, x in tensors.items()}
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        write_atomically(out / ADAPTER_FILE, save(named, {"format": "pt"}), BY_UMASK)
-        write_atomically(out / CONFIG_FILE, json.dumps(config, indent=1).encode(), BY_UMASK)
-    except OSError as why:
-        raise BadInput(
-            f"{out} cannot be written: {why.strerror or why}; give a folder that can"
-        ) from why
+    weights, settings = save(named, {"format": "pt"}), json.dumps(config, indent=1).encode()
+    write_files(out, {ADAPTER_FILE: weights, CONFIG_FILE: settings})
     return config
 
 

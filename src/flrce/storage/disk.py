@@ -78,6 +78,18 @@ def write_atomically(path: Path, data: bytes, mode: int = PRIVATE_FILE_MODE) -> 
     write_chunks(path, [data], mode)
 
 
+def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write files to share into a folder, which is made if it is missing; BadInput if it cannot."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, data in files.items():
+            write_atomically(folder / name, data, BY_UMASK)
+    except OSError as why:
+        raise BadInput(
+            f"{folder} cannot be written: {why.strerror or why}; give a folder that can"
+        ) from why
+
+
 def write_chunks(
     path: Path, pieces: Iterable[bytes | memoryview], mode: int = PRIVATE_FILE_MODE
 ) -> dict[str, Any]:

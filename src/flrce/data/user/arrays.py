@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from flrce.data.fields import InputField, has_fields, pack_fields
+from flrce.data.fields import InputField, describe_fields, has_fields, pack_fields
 from flrce.data.preprocessing import AS_GIVEN, Preprocessing
 from flrce.data.sources import Source, TargetKind
 from flrce.data.user.targets import convert_targets, format_examples, resolve_class_names
@@ -67,8 +67,7 @@ def from_arrays(x: Any, y: Any, group: Any = None, test: Any = None, **how: Any)
     if has_fields(x, count_items(y)):
         x, fields = pack_fields(x, where)
         layout = "table"
-        named = ", ".join(f"{field.name} {field.shape} {field.kind}" for field in fields)
-        log.info("%s: samples of several inputs: %s", where, named)
+        log.info("%s: samples of several inputs: %s", where, describe_fields(fields))
     x, y = (_to_array(value, which, where) for value, which in ((x, "x"), (y, "y")))
     _validate_counts(x, y, group, test, where)
     read = replace(options.preprocessing, fields=fields)

@@ -18,8 +18,13 @@ from flrce.data.sources import Source
 from flrce.data.text_features import load_tokenizer
 from flrce.data.user.arrays import COLUMNS, from_arrays, refuse_columns
 from flrce.data.user.identifiers import find_identifiers, find_label_sorters
-from flrce.data.user.text_columns import describe_texts, find_text_columns, report_texts
-from flrce.errors import BadInput, format_install_command, format_one_line, suggest_name
+from flrce.data.user.text_columns import (
+    describe_texts,
+    find_text_columns,
+    report_texts,
+    require_columns,
+)
+from flrce.errors import BadInput, format_install_command, format_one_line
 
 MAX_FILE_BYTES = 4 << 30  # bytes of one text file
 MAX_TEXT_VALUES = 50  # distinct texts of a column that becomes one column each
@@ -123,7 +128,8 @@ def _choose_features(
     rest: ColumnTable = {key: value for key, value in columns.items() if key not in roles.names}
     if options.features:
         listed = [*_as_list(options.features), *_as_list(options.text)]
-        rest = _select_features(rest, list(dict.fromkeys(listed)), where)
+        require_columns(rest, listed, "for features", where)
+        rest = {key: rest[key] for key in dict.fromkeys(listed)}
     texts = find_text_columns(rest, options.text, MAX_TEXT_VALUES, where)
     if not options.features:
         special = [*texts, *(key for key, value in rest.items() if holds_dates(value))]
@@ -202,16 +208,6 @@ def _validate_lengths(columns: ColumnTable, where: str) -> None:
         raise BadInput(f"{where} has columns of different lengths; {COLUMNS}")
 
 
-def _select_features(columns: ColumnTable, features: Sequence[str], where: str) -> ColumnTable:
-    """The columns that `features` names."""
-    for key in features:
-        if key not in columns:
-            raise BadInput(
-                f"{where} has no column {key!a} for features; {suggest_name(key, columns)}"
-            )
-    return {key: columns[key] for key in features}
-
-
 def _without_identifiers(
     columns: ColumnTable, label: NDArray[Any], owner: NDArray[Any] | None, where: str
 ) -> ColumnTable:
@@ -230,9 +226,7 @@ def _without_identifiers(
 
 def _drop_columns(columns: ColumnTable, ignored: Sequence[str], where: str) -> ColumnTable:
     """The table without ignored columns, and without a nameless one that counts rows."""
-    for key in ignored:
-        if key not in columns:
-            raise BadInput(f"{where} has no column {key!a} to ignore; {suggest_name(key, columns)}")
+    require_columns(columns, ignored, "to ignore", where)
     kept = {key: value for key, value in columns.items() if key not in ignored}
     for key in [key for key in kept if not key or key.startswith("Unnamed: ")]:
         cells = kept[key]
@@ -413,10 +407,7 @@ def find_column(
 ) -> str:
     """The column that plays a role: the named one, else one with a usual name, else ""."""
     if named:
-        if named not in columns:
-            raise BadInput(
-                f"{where} has no column {named!a} for {role}; {suggest_name(named, columns)}"
-            )
+        require_columns(columns, [named], f"for {role}", where)
         return named
     return next((key for key in columns if key.lower() in usual), "")
 

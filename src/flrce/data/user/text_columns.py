@@ -17,14 +17,21 @@ TEXT_COLUMN = "text"  # the column of texts that came without a name
 log = logging.getLogger("flrce")
 
 
+def require_columns(columns: ColumnTable, names: Sequence[str], purpose: str, where: str) -> None:
+    """BadInput where the table lacks one of these columns."""
+    for name in names:
+        if name not in columns:
+            hint = suggest_name(name, columns)
+            raise BadInput(f"{where} has no column {name!a} {purpose}; {hint}")
+
+
 def find_text_columns(
     columns: ColumnTable, named: str | Sequence[str], max_values: int, where: str
 ) -> list[str]:
     """The columns that hold texts to read: those named, or else those with sentences."""
     wanted = [named] if isinstance(named, str) else list(named)
+    require_columns(columns, wanted, "for text", where)
     for key in wanted:
-        if key not in columns:
-            raise BadInput(f"{where} has no column {key!a} for text; {suggest_name(key, columns)}")
         if columns[key].dtype.kind in "biuf":
             raise BadInput(f"{where} column {key!a} holds numbers; drop it from data.text")
     if wanted:
