@@ -21,8 +21,8 @@ FLEET_STATE_KEY = "fleet"  # where a state's memory has the batteries
 
 def initial_fleet_state(engine: Engine) -> dict[str, Any]:
     """What the fleet remembers before the first round."""
-    life = engine.fleet_dynamics
-    charge = None if life is None else life.initial_state()
+    dynamics = engine.fleet_dynamics
+    charge = None if dynamics is None else dynamics.initial_state()
     return {} if charge is None else {FLEET_STATE_KEY: charge}
 
 
@@ -34,39 +34,39 @@ def reachable_clients(
     A round waits for what its pace wants, for the fleet's interval, and until as many clients can
     be reached as it needs replies, unless some are under way.
     """
-    now, life = read_clock(state.history), engine.fleet_dynamics
-    if life is None:
+    now, dynamics = read_clock(state.history), engine.fleet_dynamics
+    if dynamics is None:
         return now, engine.clients(t), {}
     charge = state.server_state.get(FLEET_STATE_KEY)
-    if life.interval and state.history:
-        now = max(now, state.history[-1].began + life.interval)
+    if dynamics.interval and state.history:
+        now = max(now, state.history[-1].began + dynamics.interval)
     hours = recipe.pace.forecast_hours
-    if hours and life.grid is not None:
-        now = recipe.pace.choose_start_time(now, life.grid.forecast_intensity(now, hours))
+    if hours and dynamics.grid is not None:
+        now = recipe.pace.choose_start_time(now, dynamics.grid.forecast_intensity(now, hours))
     if not under_way:
-        now = life.find_time_with_clients(now, recipe.minimum, charge, t)
-    return now, *life.find_reachable_clients(now, charge, t)
+        now = dynamics.find_time_with_clients(now, recipe.minimum, charge, t)
+    return now, *dynamics.find_reachable_clients(now, charge, t)
 
 
 def view_with_fleet_state(view: RoundView, engine: Engine, state: State) -> RoundView:
     """The view with what a fleet that lives can report: levels of batteries, carbon intensities."""
-    life, roster = engine.fleet_dynamics, state.roster
+    dynamics, roster = engine.fleet_dynamics, state.roster
     if engine.battery_levels(roster) is not None:
         return replace(view, battery=lambda k: _select_levels(engine.battery_levels(roster), k))
-    if life is None:
+    if dynamics is None:
         return view
     charge = state.server_state.get(FLEET_STATE_KEY)
-    held = (
+    levels = (
         None
         if charge is None
-        else lambda k: life.report_battery_levels([roster[row] for row in k], view.now, charge)
+        else lambda k: dynamics.report_battery_levels([roster[row] for row in k], view.now, charge)
     )
-    dirt = (
+    intensity = (
         None
-        if life.grid is None
-        else lambda k: life.get_carbon_intensity([roster[row] for row in k], view.now)
+        if dynamics.grid is None
+        else lambda k: dynamics.get_carbon_intensity([roster[row] for row in k], view.now)
     )
-    return replace(view, battery=held, intensity=dirt)
+    return replace(view, battery=levels, intensity=intensity)
 
 
 def _select_levels(levels: Any, k: Sequence[int]) -> Any:
@@ -77,11 +77,12 @@ def estimate_return_times(
     engine: Engine, state: State, tasks: Sequence[Task], now: float
 ) -> list[float]:
     """When each client will have done its task by the model of its costs, or will have left."""
-    estimates, life = [engine.estimate(task) for task in tasks], engine.fleet_dynamics
-    if life is not None and tasks:
+    estimates, dynamics = [engine.estimate(task) for task in tasks], engine.fleet_dynamics
+    if dynamics is not None and tasks:
         works = [(task.client, now, spent) for task, spent in zip(tasks, estimates, strict=True)]
         estimates = [
-            spent for spent, _ in life.simulate_work(works, state.server_state.get(FLEET_STATE_KEY))
+            spent
+            for spent, _ in dynamics.simulate_work(works, state.server_state.get(FLEET_STATE_KEY))
         ]
     return [now + spent.seconds for spent in estimates]
 
@@ -92,12 +93,12 @@ def drop_departed_clients(
     """The replies to these tasks; of clients that were gone before they had finished, only what
     they had spent.
     """
-    life = engine.fleet_dynamics
-    if life is None or not replies:
+    dynamics = engine.fleet_dynamics
+    if dynamics is None or not replies:
         return replies
     sent = {one.task.client: one.sent for one in pending}
     works = [(reply.client, sent[reply.client], reply.spent) for reply in replies]
-    ends = life.simulate_work(works, state.server_state.get(FLEET_STATE_KEY))
+    ends = dynamics.simulate_work(works, state.server_state.get(FLEET_STATE_KEY))
     return [
         Reply(reply.client, reply.t, error=why, spent=spent) if why else reply
         for reply, (spent, why) in zip(replies, ends, strict=True)
@@ -108,12 +109,12 @@ def add_carbon(
     engine: Engine, plan: RoundPlan
 ) -> Callable[[Sequence[ClientRecord]], list[ClientRecord]]:
     """Puts down on each client's line what its work emitted."""
-    life = engine.fleet_dynamics
+    dynamics = engine.fleet_dynamics
 
     def price_records(lines: Sequence[ClientRecord]) -> list[ClientRecord]:
-        if life is None or life.grid is None:
+        if dynamics is None or dynamics.grid is None:
             return list(lines)
-        grams = life.compute_emissions(_list_client_work(plan, lines))
+        grams = dynamics.compute_emissions(_list_client_work(plan, lines))
         return [
             replace(line, spent=replace(line.spent, grams=each))
             for line, each in zip(lines, grams, strict=True)
@@ -126,11 +127,11 @@ def estimate_carbon(
     engine: Engine, state: State, tasks: Sequence[Task], spent: Sequence[ClientCost]
 ) -> list[ClientCost]:
     """Estimates with what they would emit if the work began now."""
-    life = engine.fleet_dynamics
-    if life is None or life.grid is None:
+    dynamics = engine.fleet_dynamics
+    if dynamics is None or dynamics.grid is None:
         return list(spent)
     now = read_clock(state.history)
-    grams = life.compute_emissions(
+    grams = dynamics.compute_emissions(
         [(task.client, now, each) for task, each in zip(tasks, spent, strict=True)]
     )
     return [replace(each, grams=amount) for each, amount in zip(spent, grams, strict=True)]

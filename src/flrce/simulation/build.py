@@ -218,17 +218,17 @@ def warn_about_unfit_network(recipe: Recipe, net: nn.Module) -> None:
 
 def warn_about_short_clock(experiment: Experiment, recipe: Recipe, engine: Simulator) -> None:
     """One line where the run ends, by its modelled clock, before clients come or go."""
-    life = engine.fleet_dynamics
-    if life is None:
+    dynamics = engine.fleet_dynamics
+    if dynamics is None:
         return
     tasks = [
         Task(client, k, 1, experiment.seed, recipe.work, update=recipe.chain, rounds=1)
         for k, client in enumerate(engine.federation.clients[:MAX_ESTIMATED_CLIENTS])
     ]
     longest = max(engine.estimate(task).seconds for task in tasks)
-    seconds = experiment.rounds * max(longest, life.interval)
-    if told := life.describe_short_clock(seconds, recipe.minimum):
-        log.warning("%s", told)
+    seconds = experiment.rounds * max(longest, dynamics.interval)
+    if warning := dynamics.describe_short_clock(seconds, recipe.minimum):
+        log.warning("%s", warning)
 
 
 def with_given_clients(

@@ -84,9 +84,9 @@ RemoteExecutor = Callable[[Sequence[RemoteCall], Path], Iterator[tuple[int, Any]
 def get_remote_executor(where: str, settings: Mapping[str, Any]) -> RemoteExecutor:
     """By name: "ray", "slurm", or "processes" (submitit on this machine)."""
     if where == "ray":
-        return build_ray_executor(settings)
+        return RayExecutor(settings)
     if where in ("slurm", "processes"):
-        return build_job_executor("slurm" if where == "slurm" else "local", settings)
+        return JobExecutor("slurm" if where == "slurm" else "local", settings)
     raise BadInput(f"--on {where!r}: here, ray, slurm or processes")
 
 
@@ -153,58 +153,70 @@ def run_calls(
     return results
 
 
-def build_ray_executor(settings: Mapping[str, Any]) -> RemoteExecutor:
-    """On the cluster that RAY_ADDRESS names, or one that is started here.
+@dataclass
+class RayExecutor:
+    """Calls on the cluster that RAY_ADDRESS names, or one that is started here.
 
     The first call has a GPU for itself; the others share one by the memory that it took.
     """
 
-    def execute_calls(calls: Sequence[RemoteCall], folder: Path) -> Iterator[tuple[int, Any]]:
+    settings: Mapping[str, Any]
+    gpu_share: float = 1.0  # of a GPU, for one call
+
+    def __call__(self, calls: Sequence[RemoteCall], folder: Path) -> Iterator[tuple[int, Any]]:
         ray = _import_optional("ray", "ray")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         begun = not ray.is_initialized()
         if begun:
             _start_ray(ray)
         try:
-            gpus = ray.cluster_resources().get("GPU", 0)
-            remote = ray.remote(max_retries=0)(run_call)  # made again below, with a warning
-            try:
-                remote.options(**settings)
-            except (ValueError, TypeError) as why:
-                raise BadInput(f"--on ray: {format_one_line(why, 200)}") from why
-            share, waiting = 1.0, [(i, 0) for i in range(len(calls))]
-            pending: dict[Any, tuple[int, int]] = {}
-            while waiting or pending:
-                if waiting and not (
-                    gpus and pending and share == 1.0
-                ):  # the first is measured alone
-                    i, losses = waiting.pop(0)
-                    needs = {"num_cpus": 1, **settings} | ({"num_gpus": share} if gpus else {})
-                    pending[remote.options(**needs).remote(calls[i])] = i, losses
-                    continue
-                for ready in ray.wait(list(pending), num_returns=1)[0]:
-                    i, losses = pending.pop(ready)
-                    try:
-                        outcome = ray.get(ready)
-                    except ray.exceptions.RayTaskError as why:  # the call itself failed
-                        yield i, LostCall(format_one_line(getattr(why, "cause", None) or why, 200))
-                        continue
-                    except ray.exceptions.RayError as why:
-                        reason = format_one_line(why, 200)
-                        if losses >= MAX_RETRIES:
-                            yield i, LostCall(reason)
-                            continue
-                        _warn_of_loss("Ray worker", 1, reason)
-                        waiting.insert(0, (i, losses + 1))
-                        continue
-                    if outcome.memory:
-                        share = min(0.99, max(0.02, round(GPU_MEMORY_MARGIN * outcome.memory, 2)))
-                    yield i, outcome.value
+            yield from self._execute_calls(ray, calls)
         finally:
             if begun:
                 ray.shutdown()
 
-    return execute_calls
+    def _execute_calls(self, ray: Any, calls: Sequence[RemoteCall]) -> Iterator[tuple[int, Any]]:
+        gpus = ray.cluster_resources().get("GPU", 0)
+        remote = ray.remote(max_retries=0)(run_call)  # made again below, with a warning
+        try:
+            remote.options(**self.settings)
+        except (ValueError, TypeError) as why:
+            raise BadInput(f"--on ray: {format_one_line(why, 200)}") from why
+        waiting = [(i, 0) for i in range(len(calls))]
+        pending: dict[Any, tuple[int, int]] = {}
+        while waiting or pending:
+            measuring = gpus and pending and self.gpu_share == 1.0  # the first, alone
+            if waiting and not measuring:
+                i, losses = waiting.pop(0)
+                needs = {"num_cpus": 1, **self.settings}
+                needs |= {"num_gpus": self.gpu_share} if gpus else {}
+                pending[remote.options(**needs).remote(calls[i])] = i, losses
+                continue
+            for ready in ray.wait(list(pending), num_returns=1)[0]:
+                i, losses = pending.pop(ready)
+                outcome = self._get_outcome(ray, ready, losses)
+                if outcome is None:
+                    waiting.insert(0, (i, losses + 1))
+                else:
+                    yield i, outcome.value if isinstance(outcome, CallResult) else outcome
+
+    def _get_outcome(self, ray: Any, ready: Any, losses: int) -> CallResult | LostCall | None:
+        """What a call gave, or why nothing; None: its worker was lost, and it is made again."""
+        try:
+            result = ray.get(ready)
+        except ray.exceptions.RayTaskError as why:  # the call itself failed
+            return LostCall(format_one_line(getattr(why, "cause", None) or why, 200))
+        except ray.exceptions.RayError as why:
+            reason = format_one_line(why, 200)
+            if losses >= MAX_RETRIES:
+                return LostCall(reason)
+            _warn_of_loss("Ray worker", 1, reason)
+            return None
+        assert isinstance(result, CallResult)
+        if result.memory:
+            share = round(GPU_MEMORY_MARGIN * result.memory, 2)
+            self.gpu_share = min(0.99, max(0.02, share))
+        return result
 
 
 def _warn_of_loss(kind: str, calls: int, reason: str) -> None:
@@ -228,55 +240,44 @@ def _start_ray(ray: Any) -> None:
         ) from why
 
 
-def build_job_executor(cluster: str, settings: Mapping[str, Any]) -> RemoteExecutor:
-    """As jobs of submitit, several calls a job: `slurm` as job arrays, `local` as processes of this
+@dataclass
+class JobExecutor:
+    """Calls as jobs of submitit, several a job: `slurm` as job arrays, `local` as processes of this
     machine. At most `parallel` jobs run at once. A lost job is sent again in halves.
 
     On Slurm the first call is a job of its own; its time sets the calls and the time limit of the
     others, unless `timeout_min` is given.
     """
-    own = {key: value for key, value in settings.items() if key != "parallel"}
-    parallel = count_parallel_jobs(cluster, settings)
-    fixed_minutes = own.get("timeout_min")
 
-    def execute_calls(calls: Sequence[RemoteCall], folder: Path) -> Iterator[tuple[int, Any]]:
+    cluster: str
+    settings: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        self.parallel = count_parallel_jobs(self.cluster, self.settings)
+
+    def __call__(self, calls: Sequence[RemoteCall], folder: Path) -> Iterator[tuple[int, Any]]:
         submitit = _import_optional("submitit", "slurm")
-        executor = _make_submitit_executor(submitit, cluster, own, folder, parallel)
-        starter = None if cluster == "slurm" else describe_starter()  # Slurm's: scancel
-
-        def submit_group(group: CallGroup) -> Any:
-            executor.update_parameters(timeout_min=fixed_minutes or group.minutes)
-            return executor.submit(run_calls, [calls[i] for i in group.numbers], starter)
-
-        def submit_waiting() -> None:
-            """On Slurm all, as arrays whose jobs have one time limit; here as cores are free."""
-            while waiting and (cluster == "slurm" or len(pending) < parallel):
-                same = [group for group in waiting if group.minutes == waiting[0].minutes]
-                groups = same if cluster == "slurm" else waiting[:1]
-                waiting[:] = [group for group in waiting if group not in groups]
-                array = executor.batch() if len(groups) > 1 else nullcontext()
-                with array:
-                    jobs = [submit_group(group) for group in groups]
-                pending.update(zip(jobs, groups, strict=True))
-
+        own = {key: value for key, value in self.settings.items() if key != "parallel"}
+        executor = _make_submitit_executor(submitit, self.cluster, own, folder, self.parallel)
         numbers = list(range(len(calls)))
-        pilot = cluster == "slurm" and len(calls) > 1
+        pilot = self.cluster == "slurm" and len(calls) > 1
         rest = numbers[1:] if pilot else []
         waiting = (
-            [CallGroup((0,), PILOT_MINUTES)] if pilot else _group_calls(numbers, parallel, None)
+            [CallGroup((0,), PILOT_MINUTES)]
+            if pilot
+            else _group_calls(numbers, self.parallel, None)
         )
         pending: dict[Any, CallGroup] = {}
         while waiting or pending:
-            submit_waiting()
+            self._submit_waiting(executor, calls, waiting, pending)
             ended = [job for job in pending if job.done()]
             for job in ended:
-                group = pending.pop(job)
-                why = job.exception()
+                group, why = pending.pop(job), job.exception()
                 if why is None:
                     results = job.result()
                     if rest:
                         seconds = max(getattr(r, "seconds", 0.0) for r in results)
-                        waiting += _group_calls(rest, parallel, seconds)
+                        waiting += _group_calls(rest, self.parallel, seconds)
                         rest = []
                     for i, result in zip(group.numbers, results, strict=True):
                         yield i, result if isinstance(result, LostCall) else result.value
@@ -292,7 +293,25 @@ def build_job_executor(cluster: str, settings: Mapping[str, Any]) -> RemoteExecu
             if not ended:
                 time.sleep(POLL_SECONDS)
 
-    return execute_calls
+    def _submit_waiting(
+        self,
+        executor: Any,
+        calls: Sequence[RemoteCall],
+        waiting: list[CallGroup],
+        pending: dict[Any, CallGroup],
+    ) -> None:
+        """On Slurm all, as arrays whose jobs have one time limit; here as cores are free."""
+        slurm, fixed_minutes = self.cluster == "slurm", self.settings.get("timeout_min")
+        starter = None if slurm else describe_starter()  # Slurm's own: scancel
+        while waiting and (slurm or len(pending) < self.parallel):
+            minutes = waiting[0].minutes
+            groups = [g for g in waiting if g.minutes == minutes] if slurm else waiting[:1]
+            waiting[:] = [group for group in waiting if group not in groups]
+            executor.update_parameters(timeout_min=fixed_minutes or minutes)
+            work = [[calls[i] for i in group.numbers] for group in groups]
+            with executor.batch() if len(groups) > 1 else nullcontext():
+                jobs = [executor.submit(run_calls, some, starter) for some in work]
+            pending.update(zip(jobs, groups, strict=True))
 
 
 def _make_submitit_executor(

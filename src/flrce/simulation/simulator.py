@@ -58,23 +58,23 @@ class Simulator(Engine):
         federation: Federation,
         net: nn.Module,
         fleet: Mapping[str, DeviceProfile],
-        hire: Callable[[ClientRunner], Workers],
+        make_workers: Callable[[ClientRunner], Workers],
         eval_every: int = 1,
         objective: Objective = Classification(),
-        kept: Sequence[str] = (),
-        life: FleetDynamics | None = None,
+        personal: Sequence[str] = (),
+        fleet_dynamics: FleetDynamics | None = None,
         cost_model: CostModel | None = None,
     ) -> None:
         source = federation.source
-        self.fleet_dynamics = life  # by the clock; None: everyone can be reached all the time
+        self.fleet_dynamics = fleet_dynamics  # None: everyone can be reached all the time
         self.federation, self.fleet, self.eval_every = federation, fleet, eval_every
         samples = Samples(federation.x, federation.y, source.scale, source.shift)
-        self.runner = ClientRunner(net, source.shape, samples, objective=objective, kept=kept)
+        self.runner = ClientRunner(net, source.shape, samples, objective=objective, kept=personal)
         self.trainable, self.size = self.runner.layout.trainable, self.runner.layout.size
         self.shapes = tuple((slot.name, slot.shape) for slot in self.runner.layout.slots)
         self.blocks = self.runner.blocks
         self.costs = FleetCostModel(self.runner, federation, fleet, cost_model)
-        self.workers = hire(self.runner)
+        self.workers = make_workers(self.runner)
 
     @property
     def updates_on_device(self) -> bool:
