@@ -295,3 +295,16 @@ def test_compare_honours_the_engine(tmp_path, grids):
     )
     assert [run.experiment["engine"]["name"] for run in read.read_runs([out])] == ["flower"] * 6
     assert len(grids) == 6  # three recipes, two seeds
+
+
+def test_what_may_be_installed_begins_with_the_oldest_tested():
+    """The newest is open: whoever installs an untested one is warned."""
+    oldest = options.SUPPORTED_VERSIONS.partition(" to ")[0]
+    for path, extras in (
+        ("pyproject.toml", ("flower", "ray")),
+        ("client/pyproject.toml", ("flower",)),
+    ):
+        table = tomllib.loads((ROOT / path).read_text())["project"]["optional-dependencies"]
+        for extra in extras:
+            assert re.fullmatch(rf"flwr(\[\w+\])?>={oldest},<2", table[extra][0])
+    assert f"Tested with flwr {options.SUPPORTED_VERSIONS}" in (ROOT / "docs/flower.md").read_text()
