@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -22,6 +22,7 @@ from flrce.errors import BadInput
 from flrce.models.flat import ModelLayout, TensorSlot
 
 T = TypeVar("T")
+R = TypeVar("R", ArrayRecord, MetricRecord, ConfigRecord)
 MAX_HEADER_BYTES = 10_000  # bytes that an .npy header may have
 MAX_ARRAYS_PER_PAYLOAD = 4_096  # arrays in one payload
 FLOAT_DTYPES = ("float16", "float32", "float64")
@@ -266,6 +267,11 @@ def _arrange_arrays(shapes: Mapping[str, tuple[int, ...]]) -> ModelLayout:
         offset += math.prod(shapes[name])
         trainable = offset if is_trained else trainable
     return ModelLayout(tuple(slots), trainable, offset)
+
+
+def list_records(content: RecordDict, kind: type[R]) -> dict[str, R]:
+    """The records of one kind; Flower's own properties check every entry again, at each call."""
+    return {name: record for name, record in content.items() if isinstance(record, kind)}
 
 
 def make_array(values: NDArray[Any]) -> Array:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
-from flwr.app import Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from torch import Tensor
 
 from flrce.core.cost_table import MEASURED_FIELD
@@ -21,7 +21,7 @@ from flrce.core.payloads import PER_BYTE, WATTS, fingerprint_model
 from flrce.core.types import ClientCost, Download, PendingTask, Task
 from flrce.devices.costs import DeviceProfile
 from flrce.errors import BadInput
-from flrce.flower.arrays import ArrayTemplate, count_record_bytes, to_array_record
+from flrce.flower.arrays import ArrayTemplate, count_record_bytes, list_records, to_array_record
 from flrce.flower.nodes import ConnectedClient
 from flrce.flower.wire import write_piece
 from flrce.training.client import ClientRunner
@@ -102,9 +102,11 @@ class MeasuredCosts:
         else:
             down = encoded + count_bytes(task.tensors)
         arrays = sum(
-            count_record_bytes(arrays) for arrays in message.content.array_records.values()
+            count_record_bytes(arrays)
+            for arrays in list_records(message.content, ArrayRecord).values()
         )
-        scalars = sum(len(config.deflate()) for config in message.content.config_records.values())
+        configs = list_records(message.content, ConfigRecord)
+        scalars = sum(len(config.deflate()) for config in configs.values())
         return ClientCost(bytes_down=down, framing=max(arrays - down, 0) + scalars)
 
     def add_joules(self, spent: ClientCost) -> ClientCost:

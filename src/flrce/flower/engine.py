@@ -54,6 +54,7 @@ from flrce.flower.metrics import (
     explain_implausible_metric,
     find_accuracy_scale,
     find_metric,
+    get_reply_metrics,
     read_valid_metrics,
 )
 from flrce.flower.nodes import LOSS_QUERY, NODE_UNAVAILABLE_CODE, ConnectedClient, NodeRegistry
@@ -341,7 +342,7 @@ class FlowerEngine(Engine):
             up = sum(count_record_bytes(arrays) for arrays in reply.content.array_records.values())
             spent = replace(down, bytes_up=up, compute_seconds=seconds)
             return Reply(task.client, task.t, error=f"malformed: {problem}", spent=spent)
-        self.reports.record_metrics(client, next(iter(reply.content.metric_records.values())))
+        self.reports.record_metrics(client, get_reply_metrics(reply))
         odd = explain_implausible_metric(
             self.reports.get_client_metrics(client.name), PERCENT_SCALE
         )

@@ -20,6 +20,7 @@ from flrce.core.gate import MAX_SAMPLE_RATIO, MAX_SAMPLES_PER_CLIENT
 from flrce.core.payloads import is_finite_number
 from flrce.core.types import PrimaryMetric, RoundRecord
 from flrce.errors import BadInput, format_one_line
+from flrce.flower.arrays import list_records
 from flrce.flower.messages import explain_failure
 from flrce.flower.nodes import ConnectedClient
 from flrce.flower.options import FlowerOptions, MetricsAggregation
@@ -210,7 +211,8 @@ def read_valid_metrics(reply: Message, most: float = 1.0, by: str = "") -> Mappi
 
 def get_reply_metrics(reply: Message) -> Mapping[str, Any]:
     """What an answer reports."""
-    return {} if reply.has_error() else next(iter(reply.content.metric_records.values()), {})
+    records = {} if reply.has_error() else list_records(reply.content, MetricRecord)
+    return next(iter(records.values()), {})
 
 
 def find_metric(

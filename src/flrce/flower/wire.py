@@ -18,7 +18,13 @@ from flrce.core.payloads import is_finite_number
 from flrce.core.pieces import MalformedPayload
 from flrce.core.types import ClientCost, ClientEvaluation, LocalWork, Payload, Portion, Reply, Task
 from flrce.errors import BadInput
-from flrce.flower.arrays import ArrayTemplate, count_record_bytes, read_tensors, to_array_record
+from flrce.flower.arrays import (
+    ArrayTemplate,
+    count_record_bytes,
+    list_records,
+    read_tensors,
+    to_array_record,
+)
 from flrce.methods.inner_pieces import find_inner_role
 from flrce.methods.own_pieces import find_own_class, find_own_name
 from flrce.methods.registry import PIECES
@@ -220,7 +226,7 @@ def read_reply(
     A dense update is written `into` a row of the round's table where it has one.
     """
     metrics, values, extras = _split_reply(content)
-    echo = content.config_records.get("reply", ConfigRecord())
+    echo = list_records(content, ConfigRecord).get("reply", ConfigRecord())
     rich, t = KEY_PREFIX + "t" in echo, echo.get(KEY_PREFIX + "t", task.t)
     if rich and echo.get(KEY_PREFIX + "client") != task.client:
         raise MalformedPayload(f"answers for {str(echo.get(KEY_PREFIX + 'client'))[:40]!r}")
@@ -266,7 +272,7 @@ def _split_reply(content: RecordDict) -> tuple[MetricRecord, ArrayRecord, ArrayR
     """(metrics, the payload's arrays, those sent beside it) of a reply."""
     if len(content) > MAX_RECORDS_PER_REPLY:
         raise MalformedPayload(f"{len(content)} records in one reply")
-    metrics, arrays = content.metric_records, dict(content.array_records)
+    metrics, arrays = list_records(content, MetricRecord), list_records(content, ArrayRecord)
     extras = arrays.pop("extras", ArrayRecord())
     if len(metrics) != 1 or len(arrays) != 1:
         raise MalformedPayload(

@@ -4,7 +4,7 @@ import base64
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -42,8 +42,13 @@ def to_round_line(record: RoundRecord) -> dict[str, Any]:
 
 def to_client_line(client: ClientRecord) -> dict[str, Any]:
     """The ledger line of a client in a round; costs are flat."""
-    line = asdict(client)
-    return _drop_empty_tables(line | line.pop("spent"))
+    line = read_fields(client)
+    return _drop_empty_tables(line | read_fields(line.pop("spent")))
+
+
+def read_fields(value: Any) -> dict[str, Any]:
+    """A dataclass's fields by name; unlike `asdict`, without copies of what is in them."""
+    return {f.name: getattr(value, f.name) for f in fields(value)}
 
 
 def _drop_empty_tables(line: dict[str, Any]) -> dict[str, Any]:
