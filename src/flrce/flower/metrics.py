@@ -261,7 +261,7 @@ class ClientReports:
     def __init__(self, options: FlowerOptions) -> None:
         self.options = options
         self.samples: dict[str, int] = {}
-        self.metrics: dict[str, MetricRecord] = {}
+        self.metrics: dict[str, Mapping[str, Any]] = {}
         self.batteries: dict[str, float] = {}  # levels from 0 to 1
         self.losses: dict[str, float] = {}  # on what each trained on
         # the round's training metrics, where somebody else made one of them
@@ -273,7 +273,7 @@ class ClientReports:
         """
         self.samples = {**samples, **self.samples}
 
-    def record_metrics(self, client: ConnectedClient, metrics: MetricRecord) -> None:
+    def record_metrics(self, client: ConnectedClient, metrics: Mapping[str, Any]) -> None:
         """The metrics of a reply; of these the loss and the battery's level are remembered for
         longer.
         """
