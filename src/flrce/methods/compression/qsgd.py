@@ -25,7 +25,6 @@ from flrce_client.fixed_point import list_coded_sizes
 from flrce_client.layout import TensorSizes, count_floats, count_span_floats, split_statistics
 
 MAX_LEVELS = 127  # 2 q + 1 symbols fit into a byte
-Spans = list[slice]
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ class LowCarbonSelector(Selector):
         return nested.init_inner_state(self.selector, M, d, D)
 
     def observe(self, state: Any, event: RoundEvent) -> Any:
-        return nested.observe_inner(self.selector, state, event)
+        return self.selector.observe(state, event)
 
     def select(self, state: Any, view: RoundView, rng: Generator) -> Selection:
         if view.intensity is None or not view.pool:

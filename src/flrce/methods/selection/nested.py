@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from flrce.core.roles import Selector
-from flrce.core.types import RoundEvent
 
 
 @dataclass(frozen=True)
@@ -16,10 +15,6 @@ class EmptyState:
 
 def init_inner_state(inner: Selector, M: int, d: int, D: int) -> Any:
     return inner.initial_state(M, d, D) if inner.has_state else EmptyState()
-
-
-def observe_inner(inner: Selector, state: Any, event: RoundEvent) -> Any:
-    return inner.observe(state, event)
 
 
 def is_inner_device_agnostic(inner: Selector) -> bool:

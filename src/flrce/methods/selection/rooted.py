@@ -43,4 +43,4 @@ class RootClientSampling(Selector):
         return replace(chosen, k=(self.root, *chosen.k), keep=keep)
 
     def observe(self, state: Any, event: RoundEvent) -> Any:
-        return nested.observe_inner(self.inner, state, event)
+        return self.inner.observe(state, event)

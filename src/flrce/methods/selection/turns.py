@@ -28,7 +28,6 @@ from flrce.methods.selection.client_groups import (
     select_stratified,
 )
 
-TURN_ORDERS = ("balance", "agreement", "sizes", "chance")
 MAX_CLIENTS_CONSIDERED = 1_000  # clients considered at a time
 MAX_MAPPED_CLIENTS = 2_000  # clients up to which all their relationships are kept, for reports
 
