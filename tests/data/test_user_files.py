@@ -164,9 +164,11 @@ def test_standardising_uses_training_samples_only(caplog):
         (np.zeros((2, 2)), [0, 7], {"classes": ["a", "b"]}, "but 2 classes are named"),
         (np.array([[np.nan], [1]]), [0, 1], {"fill": "median"}, "use 'mean', 'drop' or a number"),
         (np.zeros((2, 2)), np.array([np.nan, 1]), {}, "y holds NaN"),
+        (np.zeros((2, 2)), np.array([1e300, 0.5]), {}, "y holds NaN"),
         (3.0, [0], {}, "one entry a sample"),
     ],
 )
+@pytest.mark.filterwarnings("error")
 def test_bad_arrays_say_what_to_do(x, y, more, match):
     with pytest.raises(BadInput, match=match):
         from_arrays(x, y, **more)

@@ -3,7 +3,7 @@ from a seed.
 
     python tests/faults/long_fuzz.py --seconds 60 --seed 0 [TARGET ...]
 
-with TARGET one of experiments, files, names, runs, sealed, payloads, codes, npz, beside, flower,
+with TARGET one of experiments, files, toml, names, runs, sealed, payloads, codes, npz, beside, flower,
 served.
 
 Each target gets the seconds. A failure prints the target and the seed of the one case that shows
@@ -39,6 +39,7 @@ from experiment_fuzz import bytes_of, mutated, outcome  # noqa: E402
 from flrce.cli.cli import main as command  # noqa: E402
 from flrce.config.experiment import Experiment  # noqa: E402
 from flrce.core.checked_replies import book_costs  # noqa: E402
+from flrce.core.files import parse_toml  # noqa: E402
 from flrce.core.gate import validate_replies  # noqa: E402
 from flrce.core.payloads import MAX_COORDINATE  # noqa: E402
 from flrce.core.types import ClientCost, Payload, Reply  # noqa: E402
@@ -239,6 +240,40 @@ def _tensor(rng: random.Random) -> object:
     return rng.choice(ODD) if form < 0.2 else made
 
 
+TOML_PARTS = (
+    "a",
+    ".",
+    '"a,"',
+    "[",
+    "]",
+    "{",
+    "}",
+    "=",
+    "\n",
+    '"""',
+    "'''",
+    "'",
+    "\\",
+    "# ",
+    ",",
+    " ",
+    "1",
+)
+
+
+def toml(rng: random.Random) -> None:
+    """Files of a few parts, each many times over: tables or an error, in little time."""
+    parts = [
+        rng.choice(TOML_PARTS) * rng.choice((1, 1, 2, 50)) * rng.choice((1, 1, 100))
+        for _ in range(rng.randint(1, 8))
+    ]
+    text = "".join(parts) * rng.choice((1, 1, 10, 2000))
+    began = time.process_time()
+    with contextlib.suppress(ValueError):
+        parse_toml(text[: 1 << 20])
+    assert time.process_time() - began < 20, parts
+
+
 def codes(rng: random.Random) -> None:
     """Damaged payloads of every compressor."""
     from payload_fuzz import case as run
@@ -319,6 +354,7 @@ def main() -> int:
         targets: dict[str, Case] = {
             "experiments": experiments,
             "files": files(folder),
+            "toml": toml,
             "names": names(folder),
             "runs": run_directories(folder),
             "sealed": sealed_runs(folder),

@@ -137,7 +137,8 @@ def _convert_values(y: NDArray[Any], where: str) -> NDArray[np.float32]:
         raise BadInput(
             f"{where} y must be (N,) or (N, K) numbers to learn values, got {y.dtype} {y.shape}"
         )
-    numbers = y.astype(np.float32)
+    with np.errstate(over="ignore"):  # what is too large is refused below
+        numbers = y.astype(np.float32)
     if not np.isfinite(numbers).all():
         raise BadInput(f"{where} y holds NaN or infinity; drop those samples first")
     return numbers
