@@ -12,7 +12,7 @@ import tomli_w
 from flrce.cli.cli import main
 from flrce.config.experiment import Experiment
 from flrce.core import user_code
-from flrce.core.user_code import NOTHING
+from flrce.core.user_code import NOTHING, import_object
 from flrce.data.sources import load_source
 from flrce.errors import BadInput
 
@@ -358,3 +358,9 @@ def test_networks_by_class_or_function(name, tmp_path):
         tomli_w.dumps(SMALL | {"model": {"name": f"mine:{name}"}})
     )
     assert Experiment.load("mine.toml").build_network(load_source("digits"))[1].out_features == 10
+
+
+def test_a_class_of_a_script_is_named_as_such():
+    """What a run directory of a script names, and another program resumes."""
+    with pytest.raises(BadInput, match="was defined in a script; resume with that script"):
+        import_object("__main__:NoSuchClassHere", "recipe.aggregator")

@@ -205,3 +205,14 @@ def test_a_cost_without_a_unit_has_a_plain_heading():
     finally:
         del COSTS["euro_cents"]
     assert "euro cents" in headings
+
+
+def test_whatif_tells_two_costs_in_one_unit_apart(tmp_path, monkeypatch, capsys):
+    (tmp_path / "costs.csv").write_text("client,hour,network_joules\n*,,1e-4\n")
+    runs.run(
+        flrce.Experiment(**SMALL, fleet={"costs": str(tmp_path / "costs.csv")}), tmp_path / "run"
+    )
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["whatif", str(tmp_path / "run"), "--budget", "rounds=2"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("network") == 2  # spent and saved, beside the joules of devices

@@ -1,6 +1,7 @@
 """flrce whatif runs/a --psi 4,4.5,5 --preset frugal,accurate"""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -167,7 +168,7 @@ def _build_rule_table(
     units, metric = tables.choose_units(groups), tables.get_primary_metric(groups)
     # a rule that ends a run saves rounds and time by the stop itself
     costs = [cost for cost in tables.list_shown_costs(groups) if cost.by_client]
-    names = [units[cost.name][1] or cost.label for cost in costs]
+    names = _name_columns([(cost, units[cost.name][1]) for cost in costs])
     figures = list_figure_names(outcomes)
     heads = ["rule", "stops", "round", words.format_metric_heading(metric)]
     heads += [f"averaged{' %' if metric in words.SHARES else ''}", *names]
@@ -177,6 +178,17 @@ def _build_rule_table(
         for same in zip(*outcomes.values(), strict=True)
     ]
     return heads, rows
+
+
+def _name_columns(costs: Sequence[tuple[Cost, str]]) -> list[str]:
+    """Each cost by its unit; by its name too where another cost has the same unit."""
+    shown = Counter(unit for _, unit in costs)
+    return [
+        f"{cost.label}, {unit}"
+        if unit and cost.optional and shown[unit] > 1
+        else unit or cost.label
+        for cost, unit in costs
+    ]
 
 
 def _print_point_prices(run: read.RecordedRun) -> None:

@@ -237,6 +237,11 @@ def import_object(name: str, where: str) -> Any:
     """
     module, attribute = split_name(MOVED_NAMES.get(name, name), where)
     trust = current_trust()
+    if module == "__main__" and not hasattr(sys.modules["__main__"], attribute.partition(".")[0]):
+        raise BadInput(
+            f"{where} = {_quote_name(name)}: the class was defined in a script; resume with that"
+            " script, or move the class to a module of its own before a run"
+        )
     if trust.kind == "nothing" and not _is_own_module(module):
         raise UserCodeNotImported(
             f"{where} = {_quote_name(name)} names code; a command that only looks imports none"
