@@ -50,7 +50,7 @@ def test_divergence_is_named_in_words():
         flrce.run(asked)
     result = flrce.run(asked, allow_divergence=True)
     assert result.notes[0] == result.diverged == str(caught.value) == caught.value.result.diverged
-    assert result.notes[0].endswith("or scale the features (data.standardise) or the target values")
+    assert result.notes[0].endswith("or scale features and values (data.standardise = true)")
     assert explain_divergence(
         [RoundRecord(1, accuracy=0.1, loss=2.0), RoundRecord(2, accuracy=0.1)]
     ).startswith("the loss went to infinity in round 2")
@@ -361,7 +361,7 @@ def test_the_network_that_auto_chose_is_named_for_data_of_ones_own(tmp_path, cap
     assert "MB per round of 2 clients" in told
 
 
-def test_a_run_that_diverged_is_listed_as_such(tmp_path, capsys):
+def test_a_run_that_diverged_is_listed_as_such(tmp_path, capsys, caplog):
     x = np.random.default_rng(0).normal(size=(80, 3)).astype(np.float32)
     np.savez(tmp_path / "far.npz", x=x * 1e4, y=x[:, 0] * 1e6)
     sets = [f"data.path={tmp_path / 'far.npz'}", "clients=3", "per_round=3", "rounds=3"]
@@ -372,3 +372,5 @@ def test_a_run_that_diverged_is_listed_as_such(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "diverged" in shown
     assert "--resume" not in shown
+    assert main(["predict", str(tmp_path / "run"), str(tmp_path / "far.npz")]) == 0
+    assert "committed no round: its network is not trained" in caplog.text

@@ -21,7 +21,7 @@ from flrce.models.flat import list_model_tensors
 from flrce.models.inputs import find_scores, scale_inputs
 from flrce.simulation.build import finish_network
 from flrce.storage.run_model import load_run_tensors, read_model_card, read_model_marks
-from flrce.storage.seal import MAX_SETTINGS_BYTES, read_sealed_file
+from flrce.storage.seal import MAX_SETTINGS_BYTES, FileMarks, parse_document, read_sealed_file
 
 PREDICTION_BATCH = 256  # samples that are predicted at once
 log = logging.getLogger("flrce")
@@ -104,7 +104,17 @@ def load(
     frozen = experiment.build_recipe().frozen
     network = finish_network(network, make_example(spec), experiment, frozen)
     copy_tensors(network, load_run_tensors(run, last, marks), run)
+    _warn_if_untrained(run, marks)
     return TrainedModel(network.eval().requires_grad_(False), spec, run)
+
+
+def _warn_if_untrained(run: Path, marks: FileMarks) -> None:
+    path = run / "summary.json"
+    if path.name not in marks:
+        return
+    summary = parse_document(read_sealed_file(path, marks, MAX_SETTINGS_BYTES), path)
+    if summary.get("rounds") == 0:
+        log.warning("%s committed no round: its network is not trained", run)
 
 
 def make_example(spec: SampleSpec, count: int = 2) -> Tensor:

@@ -89,7 +89,7 @@ def describe_diverged_loss(h: RoundRecord, history: Sequence[RoundRecord]) -> st
 
 
 def _suggest_remedy(what: str, h: RoundRecord) -> str:
-    remedy = "lower train.lr, or scale the features (data.standardise) or the target values"
+    remedy = "lower train.lr, or scale features and values (data.standardise = true)"
     return f"{what} in round {h.t}: {remedy}" if what else ""
 
 

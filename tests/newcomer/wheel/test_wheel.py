@@ -148,6 +148,65 @@ def test_run_and_report(venv, folder):
     assert watched.stdout.count("finished  3 of 3") == 3, watched.stdout + watched.stderr
 
 
+OWN_DATA = """
+import csv, json
+import numpy as np
+
+rng = np.random.default_rng(0)
+area = rng.normal(110, 30, 200)
+with open("houses.csv", "w", newline="") as file:
+    rows = [[f"H{i}", f"2020-0{1 + i % 9}-11", round(a, 1), round(2500 * a)] for i, a in enumerate(area)]
+    csv.writer(file).writerows([["house_id", "sold", "area", "price"], *rows])
+with open("reviews.jsonl", "w") as file:
+    for i in range(120):
+        words = ["a warm lovely film", "a dull cold film"][i % 2]
+        print(json.dumps({"review": f"{words} {i}", "label": ["good", "bad"][i % 2], "client": i % 4}), file=file)
+np.savez("tiles.npz", x=rng.integers(0, 255, (80, 16, 16, 3)).astype(np.uint8), y=np.arange(80) % 2)
+"""
+BY_CLIENT = """
+import numpy as np, torch, flrce
+rng = np.random.default_rng(0)
+x = rng.normal(size=(90, 4)).astype(np.float32)
+sites = {f"site {k}": (x[30 * k : 30 * k + 30], x[30 * k : 30 * k + 30, 0] > 0) for k in range(3)}
+def loss(outputs, targets):
+    return torch.nn.functional.cross_entropy(outputs, targets)
+def share_right(outputs, targets):
+    return (outputs.argmax(1) == targets).float().mean()
+flrce.run(flrce.Experiment(rounds=2), "runs/sites", data=sites, objective=loss, metrics=share_right)
+result = flrce.run(flrce.Experiment(rounds=2), "runs/plain", data=sites, model=torch.nn.Linear(4, 2))
+print(flrce.load("runs/plain", model=torch.nn.Linear(4, 2)).predict(x[:3]).values)
+"""
+
+
+def test_data_of_ones_own_from_file_to_prediction(venv, folder):
+    flrce, python = venv / "bin" / "flrce", venv / "bin" / "python"
+    made = call([python, "-c", OWN_DATA], folder)
+    assert made.returncode == 0, made.stderr
+    for name, settings in {
+        "houses.csv": ["data.target=price", "data.standardise=true", "clients=5"],
+        "reviews.jsonl": [],
+        "tiles.npz": ["clients=4"],
+    }.items():
+        sets = [
+            part for key in [f"data.path={name}", "rounds=3", *settings] for part in ("--set", key)
+        ]
+        grouped = ["--set", "data.group=client"] if name == "reviews.jsonl" else []
+        for command in (
+            ["data", "info", *sets, *grouped],
+            ["run", *sets, *grouped, "--out", f"runs/{name}"],
+            ["predict", f"runs/{name}", name, "--out", f"{name}.predictions.csv"],
+            ["export", f"runs/{name}", "--out", f"{name}.pt2"],
+            ["report", f"runs/{name}", "--out", f"{name}.html"],
+        ):
+            done = call([flrce, *command], folder)
+            assert done.returncode == 0, done.stderr
+    (folder / "new.txt").write_text("a lovely film\na cold film\n")
+    told = call([flrce, "predict", "runs/reviews.jsonl", "new.txt"], folder)
+    assert told.stdout.index("good") < told.stdout.rindex("bad"), told.stdout + told.stderr
+    done = call([python, "-c", BY_CLIENT], folder)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_network_beside_the_experiment(venv, folder):
     """`module:Class` finds a file of the working directory."""
     (folder / "mine.py").write_text(
