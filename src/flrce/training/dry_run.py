@@ -38,7 +38,7 @@ def unwrap_network_output(net: nn.Module, x: Tensor, objective: Objective) -> nn
         return net
     count = len(list(iter_output_tensors(out)))
     named = isinstance(out, Mapping) and isinstance(out.get("logits"), Tensor)
-    first = isinstance(out, tuple | list) and bool(out) and isinstance(out[0], Tensor)
+    first = isinstance(out, tuple | list) and bool(out) and _has_row_per_sample(out[0], x)
     if not (named or first or count == 1):
         return net
     if first and not named and count > 1:
@@ -46,6 +46,10 @@ def unwrap_network_output(net: nn.Module, x: Tensor, objective: Objective) -> nn
     net = copy.deepcopy(net)
     net.register_forward_hook(_take_scores)
     return net
+
+
+def _has_row_per_sample(value: Any, x: Tensor) -> bool:
+    return isinstance(value, Tensor) and value.shape[:1] == x.shape[:1]
 
 
 def _name_objective(objective: Objective) -> str:
@@ -79,7 +83,9 @@ def validate_on_samples(
         else:
             _check_sample_independence(judging, x, out, name)
     validate_per_sample(
-        _call_on_outputs(objective.losses, f"the loss {_name_objective(objective)}", out, y, name),
+        _call_on_outputs(
+            objective.losses, f"the loss of {_name_objective(objective)}", out, y, name
+        ),
         y,
         objective,
         "losses",
