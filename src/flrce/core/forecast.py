@@ -32,14 +32,12 @@ def check_budget(
     asked: Sequence[tuple[str, int]],
     some: bool = False,
 ) -> None:
-    """Refused where the recipe's budget does not pay for these tasks and for asking these clients
-    for their losses, with so many bytes of download each.
+    """Refused where a budget of the recipe (`stop.checks_costs`) does not pay for these tasks and
+    for asking these clients for their losses, with so many bytes of download each.
 
     With `some`, only P of the tasks will be run, and it is not known which: then the dearest must
     be affordable.
     """
-    if not recipe.stop.checks_costs:
-        return
     expected = engine.estimate_round(expect_uploads(engine, state, tasks))
     estimates = estimate_carbon(engine, state, tasks, expected)
     read = engine.estimate_evaluation(state.t + 1) if recipe.pays_for_evaluations else ()

@@ -119,7 +119,9 @@ def close_round(
     recipe: Recipe, engine: Engine, plan: RoundPlan, replies: RoundReplies, T: int | None = None
 ) -> Round:
     """Check the replies, aggregate, evaluate, decide; or abandon the round and keep the model."""
-    inquiries = estimate_inquiries(engine, plan.asked, {task.client for task in plan.tasks})
+    inquiries = []  # what asking clients for their loss cost, before the cohort was chosen
+    if plan.asked:
+        inquiries = estimate_inquiries(engine, plan.asked, {task.client for task in plan.tasks})
     if plan.refused:
         return close_refused_round(recipe, engine, plan, inquiries)
     checked = check_and_book(recipe, engine, plan, replies, inquiries)

@@ -27,29 +27,11 @@ MAY_HOLD = (
     "None, bool, int, float, complex, str, bytes, tensors, numpy arrays and numbers, and tuples,"
     " lists, dicts with str or int keys, dataclasses and NamedTuples of these"
 )
-DTYPES = {
-    name: getattr(torch, name)
-    for name in (
-        "bool",
-        "uint8",
-        "uint16",
-        "uint32",
-        "uint64",
-        "int8",
-        "int16",
-        "int32",
-        "int64",
-        "float16",
-        "bfloat16",
-        "float32",
-        "float64",
-        "complex64",
-        "complex128",
-        "float8_e4m3fn",
-        "float8_e5m2",
-    )
-    if hasattr(torch, name)
-}
+STORED_DTYPES = (
+    "bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 bfloat16 float32 float64"
+    " complex64 complex128 float8_e4m3fn float8_e5m2"
+)
+DTYPES = {name: getattr(torch, name) for name in STORED_DTYPES.split() if hasattr(torch, name)}
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 ARRAYS, NUMBERS = "biufcSUmM", "biufcmM"  # kinds of numpy's types: of arrays, and of single numbers
 # bits of an int from which it is written in hexadecimal digits: Python refuses to read longer

@@ -52,10 +52,10 @@ class CostModel(ABC):
         """
 
 
-def price_loads(model: CostModel | None, loads: Sequence[ClientLoad]) -> list[ClientCost]:
-    """The loads' costs by the model; by the devices' profiles without one."""
-    if model is None or not loads:
-        return [load.cost for load in loads]
+def price_loads(model: CostModel, loads: Sequence[ClientLoad]) -> list[ClientCost]:
+    """The loads' costs by the model."""
+    if not loads:
+        return []
     name, priced = type(model).__name__, list(model.price(loads))
     if len(priced) != len(loads):
         raise BadInput(f"{name}.price gave {len(priced)} costs for {len(loads)} loads; give each")

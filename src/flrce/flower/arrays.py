@@ -29,14 +29,7 @@ FLOAT_DTYPES = ("float16", "float32", "float64")
 ALLOWED_DTYPES = {
     *FLOAT_DTYPES,
     "bool",
-    "uint8",
-    "int8",
-    "int16",
-    "uint16",
-    "int32",
-    "uint32",
-    "int64",
-    "uint64",
+    *(f"{u}int{bits}" for u in ("", "u") for bits in (8, 16, 32, 64)),
 }
 BATCHNORM_SUFFIXES = ("running_mean", "running_var")  # BatchNorm: on the wire, but not trained
 

@@ -322,25 +322,20 @@ class FlowerEngine(Engine):
         """One answer as a Reply, with what it really cost; whatever is wrong with it is its
         client's failure.
         """
-        task, client, down = sent.task, sent.client, sent.down
+        task, client = sent.task, sent.client
+        spent = replace(sent.down, compute_seconds=seconds)
         if reply.has_error():
             if reply.error.code == NODE_UNAVAILABLE_CODE:
                 self.nodes.mark_unavailable(client.node)
-            return Reply(
-                task.client,
-                task.t,
-                error=explain_failure(reply),
-                spent=replace(down, compute_seconds=seconds),
-            )
+            return Reply(task.client, task.t, error=explain_failure(reply), spent=spent)
         if self.held.is_lost(reply, client):
-            spent = replace(down, compute_seconds=seconds)
             return Reply(task.client, task.t, error=LOST_BASE_ERROR, spent=spent, lost_base=True)
         try:
             place, key = self.places.pop(task.client, None), self.options.weight_key
             found = read_reply(reply.content, task, self.template, sent.w, self.cap, key, place)
         except MalformedPayload as problem:
             up = sum(count_record_bytes(arrays) for arrays in reply.content.array_records.values())
-            spent = replace(down, bytes_up=up, compute_seconds=seconds)
+            spent = replace(spent, bytes_up=up)
             return Reply(task.client, task.t, error=f"malformed: {problem}", spent=spent)
         self.reports.record_metrics(client, get_reply_metrics(reply))
         odd = explain_implausible_metric(
@@ -350,20 +345,26 @@ class FlowerEngine(Engine):
             found = replace(found, payload=None, error=f"malformed: {odd}")
         elif found.payload and task.compressor.is_dense:
             found = replace(found, payload=Payload(OneTimeBuffers(found.payload.buffers)))
-        said = found.spent.compute_seconds
+        return self._measure_reply(sent, found, seconds)
+
+    def _measure_reply(self, sent: SentTask, reply: Reply, seconds: float) -> Reply:
+        """The reply with what it cost by the clocks here and by the client's own; both are
+        remembered.
+        """
+        client, said = sent.client, reply.spent.compute_seconds
         compute = min(said, seconds) if said else seconds
         spent = replace(
-            found.spent,
-            bytes_down=down.bytes_down,
-            framing=found.spent.framing + down.framing,
+            reply.spent,
+            bytes_down=sent.down.bytes_down,
+            framing=reply.spent.framing + sent.down.framing,
             compute_seconds=compute,
             transfer_seconds=seconds - compute,
         )
-        self.measured.record_durations(task, client.n, compute, seconds - compute)
-        n = self.reports.accept_sample_count(client, found.n)
+        self.measured.record_durations(sent.task, client.n, compute, seconds - compute)
+        n = self.reports.accept_sample_count(client, reply.n)
         if n:
             self.nodes.record_sample_count(client, n)
-        return replace(found, spent=self.measured.add_joules(spent))
+        return replace(reply, spent=self.measured.add_joules(spent))
 
     def evaluate(
         self, w: Tensor, t: int, last: bool = False, client_states: ClientStates | None = None

@@ -67,40 +67,43 @@ def serve(
     costs = build_cost_model(experiment, federation, net) if modelled else None
     if experiment.fleet.costs is not None and not modelled:
         log.warning("fleet.costs has no effect: on a deployment costs are measured")
+    timeout = float(settings.pop("timeout", 3600.0))
+    strategy = build_strategy(experiment, federation, net, state=state, **settings)
+    objective = experiment.build_objective(federation.source.kind, federation.source.preprocessing)
+    dealt = describe_data(federation, objective)
+    strategy.set_server_context(
+        ServerContext(experiment.to_toml(), dealt, costs, watch, objective.evaluation_metrics)
+    )
+    return strategy.start(grid, to_initial_arrays(net), experiment.rounds, timeout)
+
+
+def build_strategy(
+    experiment: Experiment, federation: Federation, net: nn.Module, **settings: Any
+) -> RecipeStrategy:
+    """The experiment's recipe as a strategy; `settings` go before those of the experiment."""
     given = {
         "seed": experiment.seed,
         "eval_every": experiment.engine.eval_every,
         "min_train_nodes": 1,
         "min_available_nodes": min(experiment.per_round, experiment.clients),
         "device": _find_common_profile(experiment),
+        "model": net,
+        "sample_shape": federation.source.shape,
     }
-    timeout = float(settings.pop("timeout", 3600.0))
     recipe = experiment.build_recipe()
     register_recipe_pieces(recipe)
-    strategy = RecipeStrategy(
-        recipe,
-        state=state,
-        model=net,
-        sample_shape=federation.source.shape,
-        **{**given, **settings},
-    )
-    objective = experiment.build_objective(federation.source.kind, federation.source.preprocessing)
-    dealt = describe_data(federation, objective)
-    strategy.set_server_context(
-        ServerContext(experiment.to_toml(), dealt, costs, watch, objective.evaluation_metrics)
-    )
-    return strategy.start(
-        grid,
-        to_array_record(make_layout(net).view_tensors(pack_model(net))),
-        experiment.rounds,
-        timeout,
-    )
+    return RecipeStrategy(recipe, **{**given, **settings})
+
+
+def to_initial_arrays(net: nn.Module) -> ArrayRecord:
+    """The first model as the clients of an experiment know it."""
+    return to_array_record(make_layout(net).view_tensors(pack_model(net)))
 
 
 def build_initial_arrays(experiment: Experiment) -> ArrayRecord:
     """The experiment's first model."""
     _, net = _get_data_and_model(experiment)
-    return to_array_record(make_layout(net).view_tensors(pack_model(net)))
+    return to_initial_arrays(net)
 
 
 def local_of(experiment: Experiment, context: Context, built: DataAndModel | None = None) -> Local:

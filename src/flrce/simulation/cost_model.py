@@ -81,17 +81,17 @@ class FleetCostModel:
         Under a buffered pace each is priced alone, as it was when it was sent: only then is its
         time back known beforehand.
         """
-        loads = [
-            ClientLoad(
-                reply.client, self.fleet[reply.client], self._book(one.task, reply), one.sent
-            )
-            for one, reply in zip(pending, replies, strict=True)
-        ]
-        if any(one.due for one in pending):
-            priced = [cost for load in loads for cost in price_loads(self.model, [load])]
-        else:
-            priced = price_loads(self.model, loads)
-        return [replace(reply, spent=cost) for reply, cost in zip(replies, priced, strict=True)]
+        pairs = list(zip(pending, replies, strict=True))
+        costs = [self._book(one.task, reply) for one, reply in pairs]
+        if self.model is not None:
+            loads = [
+                ClientLoad(reply.client, self.fleet[reply.client], cost, one.sent)
+                for (one, reply), cost in zip(pairs, costs, strict=True)
+            ]
+            alone = any(one.due for one in pending)
+            groups = [[load] for load in loads] if alone else [loads]
+            costs = [cost for group in groups for cost in price_loads(self.model, group)]
+        return [replace(reply, spent=cost) for reply, cost in zip(replies, costs, strict=True)]
 
     def _book(self, task: Task, reply: Reply) -> ClientCost:
         buffers = reply.payload.buffers if reply.payload else {}
@@ -100,6 +100,8 @@ class FleetCostModel:
 
     def _price(self, costs: Sequence[tuple[str, ClientCost]]) -> list[ClientCost]:
         """The costs of clients that work side by side from now on."""
+        if self.model is None:
+            return [cost for _, cost in costs]
         loads = [ClientLoad(client, self.fleet[client], cost, self.now) for client, cost in costs]
         return price_loads(self.model, loads)
 

@@ -9,11 +9,8 @@ process that dies loses nothing that was committed.
 import logging
 import os
 import pickle
-import subprocess
 import threading
-import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -76,7 +73,6 @@ def run_shared(
     gpus = torch.cuda.device_count() if device == "cuda" else 1
     results: list[Any] = [None] * len(jobs)
     pipes: dict[Connection, tuple[int, Any]] = {}
-    busy = GpuUsageMonitor(device)
     try:
         for share in range(count):
             mine, theirs = context.Pipe(duplex=False)
@@ -99,7 +95,6 @@ def run_shared(
     finally:
         for _, child in pipes.values():
             child.join(10)
-        busy.log_usage(count)
     return results
 
 
@@ -165,33 +160,3 @@ def select_visible_gpu(gpu: int) -> str:
     """The GPU of this number among those that the user lets be seen."""
     seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     return seen[gpu] if gpu < len(seen) else str(gpu)
-
-
-class GpuUsageMonitor:
-    """How busy the GPU is meanwhile, as nvidia-smi says every few seconds."""
-
-    def __init__(self, device: str) -> None:
-        self.seen: list[float] = []
-        self.over, self.begun = threading.Event(), time.perf_counter()
-        if device == "cuda":
-            threading.Thread(target=self._sample_usage, daemon=True).start()
-
-    def _sample_usage(self) -> None:
-        call = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
-        while not self.over.wait(3):
-            with suppress(OSError, ValueError, subprocess.SubprocessError):
-                said = subprocess.run(
-                    call, capture_output=True, text=True, timeout=5
-                ).stdout.split()
-                self.seen.append(sum(map(float, said)) / len(said))
-
-    def log_usage(self, count: int) -> None:
-        self.over.set()
-        if self.seen:
-            mean = sum(self.seen) / len(self.seen)
-            log.warning(
-                "%d processes, %.0f s: GPU busy %.0f %%",
-                count,
-                time.perf_counter() - self.begun,
-                mean,
-            )
