@@ -12,9 +12,9 @@ from torch import nn
 
 import flrce
 from flrce.cli.cli import main
+from flrce.core import metric_format
 from flrce.data.user import to_source
 from flrce.errors import BadInput
-from flrce.storage import metric_format
 
 HOUSES = {"fill": "mean", "target": "price", "standardise": True}
 EXPERIMENT = {"rounds": 3, "clients": 4, "per_round": 2, "seed": 1}

@@ -12,11 +12,11 @@ import tomli_w
 from flrce.cli.options import load_experiment, parse_on_option
 from flrce.cli.targets import prepare_file, prepare_folder
 from flrce.config.experiment import Experiment
+from flrce.core import metric_format
 from flrce.core.intervals import ConfidenceInterval
 from flrce.errors import BadInput
 from flrce.simulation.build import choose_device
 from flrce.simulation.executors import get_remote_executor
-from flrce.storage import metric_format
 from flrce.storage.disk import BY_UMASK, write_atomically
 from flrce_arena.advise import Advice, SearchBudget, TrialSummary
 from flrce_arena.advise import advise_recipe as search

@@ -14,10 +14,10 @@ from flrce.cli.options import parse_on_option
 from flrce.cli.targets import prepare_folder
 from flrce.cli.terminal import print_table
 from flrce.config.experiment import read_toml
+from flrce.core import metric_format
 from flrce.core.bounds import format_value
 from flrce.core.user_code import find_names, trust_file
 from flrce.errors import BadInput, format_one_line, suggest_name
-from flrce.storage import metric_format
 from flrce.storage.disk import BY_UMASK, write_atomically
 from flrce_arena import job, page, records
 from flrce_arena.execute import get_executor

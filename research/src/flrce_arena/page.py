@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from flrce.core import metric_format
 from flrce.methods.catalogue.recipes import CATALOGUE, summarize_recipe
 from flrce.report.page import to_embedded_json
-from flrce.storage import metric_format
 from flrce.storage.disk import BY_UMASK, write_atomically
 from flrce.version import __version__
 from flrce_arena.leaderboard import Leaderboard

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from flrce.cli.terminal import print_table
-from flrce.core.record import PLAIN_FROM, PLAIN_TO
+from flrce.core.metric_format import PLAIN_FROM, PLAIN_TO
 from flrce.data.preprocessing import ColumnTable
 from flrce.errors import BadInput
 from flrce.inference.predictions import Predictions

@@ -14,10 +14,10 @@ from flrce.config.experiment import Experiment
 from flrce.config.recipe_names import DEFAULT_RECIPE
 from flrce.core.cost_table import COSTS, Cost, describe_basis, describe_joules, list_spent_costs
 from flrce.core.intervals import ConfidenceInterval
+from flrce.core.metric_format import SHARES, metric_digits, metric_unit
 from flrce.core.user_code import trust_record
 from flrce.errors import BadInput, Diverged, UnfinishedRun
 from flrce.simulation import runs
-from flrce.storage import metric_format as words
 
 #: costs that stand in every result table -> scale and heading
 BRIEF_COLUMNS = {"rounds": (1.0, "rounds"), "bytes": (1e6, "MB"), "joules": (1.0, "joules")}
@@ -58,9 +58,9 @@ def build_result_table(
 ) -> tuple[tuple[str, ...], list[list[str]]]:
     """Headings, and a line per recipe: the metric of both models, and the costs."""
     metric = next(iter(aggregates.values()))["metric"]
-    unit = " %" if metric in words.SHARES else ""
+    unit = " %" if metric in SHARES else ""
     largest = max(abs(entry["value"]["mean"] or 0.0) for entry in aggregates.values())
-    scale, digits = 1 / words.metric_unit(metric), words.metric_digits(metric, largest)
+    scale, digits = 1 / metric_unit(metric), metric_digits(metric, largest)
     columns: list[ResultColumn | FigureColumn] = [
         ResultColumn("value", f"{metric}{unit}", scale, digits),
         ResultColumn("value_last", f"last model{unit}", scale, digits),

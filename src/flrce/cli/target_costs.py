@@ -7,11 +7,11 @@ from pathlib import Path
 
 from flrce.cli.terminal import print_table
 from flrce.core.cost_table import list_spent_costs
+from flrce.core.metric_format import SHARES, format_metric_value
 from flrce.errors import BadInput
 from flrce.report import tables
 from flrce.report import target_costs as results
 from flrce.report.tasks import require_one_task
-from flrce.storage import metric_format as words
 from flrce.storage import read
 
 
@@ -22,7 +22,7 @@ def show_target_costs(runs: Sequence[Path], target: float, as_json: bool) -> Non
         require_one_task(recorded, "ask for the target of one of them")
         parts = tables.group_runs(recorded)
         metric = tables.get_primary_metric(parts)
-        if metric in words.SHARES and not 0 < target <= 1:
+        if metric in SHARES and not 0 < target <= 1:
             raise BadInput(f"--target {target:g}: {metric} is a share from 0 to 1, such as 0.8")
         rows = results.compare_target_costs(parts, target)
         if as_json:
@@ -38,7 +38,7 @@ def show_target_costs(runs: Sequence[Path], target: float, as_json: bool) -> Non
             cells = [interval.format_interval(cost.digits) for interval, cost in scaled]
             lines.append([row.label, f"{row.reached} of {row.runs}", *cells])
         print_table(
-            f"to {words.format_metric_value(metric, target)} {metric} of the final model",
+            f"to {format_metric_value(metric, target)} {metric} of the final model",
             ["recipe", "reached", *heads],
             lines,
         )

@@ -16,11 +16,11 @@ from rich.table import Table
 from rich.text import Text
 
 from flrce.core.cost_table import COSTS
+from flrce.core.metric_format import format_metric_value
 from flrce.core.record import format_figures
 from flrce.core.types import Round, RoundRecord
 from flrce.errors import InterruptedRun
 from flrce.report.selection import get_phase
-from flrce.storage import metric_format as words
 
 
 class ProgressDisplay:
@@ -71,7 +71,7 @@ class ProgressDisplay:
         if r.final_model_metric is None:
             value = "  --  "
         else:
-            value = f"{words.format_metric_value(r.metric, r.final_model_metric):>6}"
+            value = f"{format_metric_value(r.metric, r.final_model_metric):>6}"
         left = f"{self.seconds_left:4.0f} s left" if r.t < self.T else ""
         parts = [
             self.title,
@@ -97,7 +97,7 @@ class ProgressDisplay:
         )
         shown = "not evaluated yet"
         if values:
-            newest = words.format_metric_value(r.metric, values[-1])
+            newest = format_metric_value(r.metric, values[-1])
             shown = f"{newest:>7}  {format_sparkline(values)}"
         board.add_row(Text(r.metric), Text(shown))
         if psi is not None:

@@ -10,6 +10,7 @@ from typing import Any
 from flrce.cli.terminal import format_bars, print_table
 from flrce.core.cost_table import Cost
 from flrce.core.intervals import confidence_interval
+from flrce.core.metric_format import SHARES, format_metric_heading, format_metric_name
 from flrce.core.roles import Pace, StopRule
 from flrce.core.user_code import apply_trust, trust_file
 from flrce.errors import BadInput
@@ -29,7 +30,6 @@ from flrce.report.whatif import (
     list_caveats,
     replay_rule,
 )
-from flrce.storage import metric_format as words
 from flrce.storage import read
 
 ValueList = str | None  # A,B,...
@@ -170,8 +170,8 @@ def _build_rule_table(
     costs = [cost for cost in tables.list_shown_costs(groups) if cost.by_client]
     names = _name_columns([(cost, units[cost.name][1]) for cost in costs])
     figures = list_figure_names(outcomes)
-    heads = ["rule", "stops", "round", words.format_metric_heading(metric)]
-    heads += [f"averaged{' %' if metric in words.SHARES else ''}", *names]
+    heads = ["rule", "stops", "round", format_metric_heading(metric)]
+    heads += [f"averaged{' %' if metric in SHARES else ''}", *names]
     heads += [*(f"{name} saved" for name in names), *figures]
     rows = [
         [*_format_rule_row(list(same), units, costs), *_format_figures(list(same), figures)]
@@ -200,7 +200,7 @@ def _print_point_prices(run: read.RecordedRun) -> None:
     if scale.in_points:
         what = "one more point"
     else:
-        what = f"improving {words.format_metric_name(scale.metric)} by {scale.format_amount(1.0)}"
+        what = f"improving {format_metric_name(scale.metric)} by {scale.format_amount(1.0)}"
     print(
         f"\nEstimated cost of {what} (as many rounds again, over the upper end of their predicted"
         " gain):"

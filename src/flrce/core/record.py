@@ -9,34 +9,6 @@ from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-#: metrics between 0 and 1 that people read in percent
-SHARES = frozenset({"accuracy", "top-5", "macro-f1", "auc", "label-f1", "subset-accuracy"})
-NAMES = {
-    "auc": "AUC",
-    "mae": "MAE",
-    "mse": "MSE",
-    "r2": "R²",
-    "macro-f1": "Macro F1",
-    "label-f1": "Label F1",
-}
-
-
-def metric_name(metric: str) -> str:
-    """A metric's name at the start of a sentence."""
-    return NAMES.get(metric, metric[:1].upper() + metric[1:])
-
-
-PLAIN_FROM, PLAIN_TO = 1e4, 1e9  # values shown without an exponent or decimals
-
-
-def format_metric(metric: str, value: float | None) -> str:
-    """A value in words: "93.1 %", "0.4127"; "--" where there is none."""
-    if value is None:
-        return "--"
-    if metric in SHARES:
-        return f"{100 * value:.1f} %"
-    return f"{value:.0f}" if PLAIN_FROM <= abs(value) < PLAIN_TO else f"{value:.4g}"
-
 
 def format_figures(figures: Mapping[str, float]) -> str:
     """Figures within a line.

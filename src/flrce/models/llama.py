@@ -44,7 +44,7 @@ class Llama(nn.Module):
     less memory, a third more work.
     """
 
-    chained = False  # for models/chain.py
+    chained = False  # for models/graph.py
 
     def __init__(self, net: Any, frequencies: Sequence[float], scale: float) -> None:
         """From a causal model of transformers and its rotary frequencies."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flrce.core.cost_table import COSTS
-from flrce.core.record import metric_name
+from flrce.core.metric_format import format_metric_name
 from flrce.core.roles import StopCourse
 from flrce.methods.stopping.marginal_gain import MarginalGain, metric_scale
 from flrce.storage.read import RecordedRun
@@ -68,7 +68,7 @@ def build_price_chart(run: RecordedRun) -> dict[str, Any]:
     """For the report's chart of what a point costs, and may cost where the run had a price."""
     prices, scale = compute_point_prices(run), metric_scale(run.committed_rounds)
     priced = find_course(run, GAIN) is not None
-    per = f"per {scale.format_amount(1.0)} of {metric_name(scale.metric)}"
+    per = f"per {scale.format_amount(1.0)} of {format_metric_name(scale.metric)}"
     return {
         "looks": [p.t for p in prices],
         "per": "a point" if scale.in_points else per,

@@ -3,8 +3,8 @@
 import re
 from collections.abc import Sequence
 
+from flrce.core.metric_format import format_metric_name
 from flrce.core.types import RoundRecord
-from flrce.storage import metric_format as words
 from flrce.storage.read import RecordedRun
 
 PREDICTED_GAIN_PATTERN = re.compile(
@@ -74,7 +74,7 @@ def explain_stop_reason(run: RecordedRun) -> str:
         reason = stop.partition(" (")[0]
         return reason.replace("next round would pass", "one more round would have exceeded its")
     if stop.startswith("no gain of "):
-        metric = words.format_metric_name(run.summary.get("metric", "accuracy")).lower()
+        metric = format_metric_name(run.summary.get("metric", "accuracy")).lower()
         return f"its {metric} had stopped improving"
     return stop
 

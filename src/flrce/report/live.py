@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from flrce.core.cost_table import COSTS
+from flrce.core.metric_format import format_metric_value, metric_unit
 from flrce.core.types import RoundRecord
 from flrce.errors import BadInput, format_one_line
 from flrce.report.endings import describe_state, get_planned_rounds
 from flrce.report.selection import describe_round_reach, get_phase
 from flrce.report.tasks import get_dataset_name
 from flrce.report.verdict import collect_run_notes
-from flrce.storage import metric_format as words
 from flrce.storage.limited import describe_error, open_regular, read_limited, split_lines
 from flrce.storage.manifest import known_marks
 from flrce.storage.read import (
@@ -246,7 +246,7 @@ def build_run_view(run: RecordedRun, owner: str, ends: float | None, last: float
         "ends": ends if state.startswith(RUNNING_STATES) and done < T else None,
         "metric": {"name": metric},
         "value": run.summary["value"],
-        "shown": words.format_metric_value(metric, run.summary["value"]),
+        "shown": format_metric_value(metric, run.summary["value"]),
         "handed": list_newest_points(run.rounds, lambda h: h.final_model_metric),
         "conflicts": list_newest_points(run.committed_rounds, run.count_conflicts),
         "round": describe_newest_round(run),
@@ -316,7 +316,7 @@ def compute_recent_price(records: Sequence[RoundRecord], metric: str) -> dict[st
     before, after = records[first].final_model_metric, records[last].final_model_metric
     assert before is not None
     assert after is not None
-    gain = (after - before) / words.metric_unit(metric) * (-1 if records[last].lower else 1)
+    gain = (after - before) / metric_unit(metric) * (-1 if records[last].lower else 1)
     costs = sum_costs(records[first + 1 : last + 1])
     prices = {name: costs[name] / gain if gain > 0 else None for name in ("joules", "bytes")}
     return {"rounds": last - first, "gain": gain, **prices}

@@ -17,12 +17,12 @@ from typing import Any
 
 from flrce.core.cost_table import BASIS_FIELDS, COSTS, Cost, describe_basis
 from flrce.core.intervals import ConfidenceInterval
+from flrce.core.metric_format import format_metric_heading, format_metric_name, metric_unit
 from flrce.report import carbon, run_detail, tables
 from flrce.report.endings import describe_ending
 from flrce.report.tables import RunGroup
 from flrce.report.tasks import get_dataset_name, require_one_task
 from flrce.report.verdict import describe_groups
-from flrce.storage import metric_format as words
 from flrce.storage import read
 from flrce.storage.disk import BY_UMASK, write_atomically
 from flrce.storage.read import RecordedRun
@@ -50,7 +50,7 @@ def write_task_report(runs: Sequence[RecordedRun], path: Path) -> Path:
 def render_report(runs: Sequence[RecordedRun]) -> str:
     """The page as text."""
     parts = tables.group_runs(runs)
-    metric = html.escape(words.format_metric_name(tables.get_primary_metric(parts)))
+    metric = html.escape(format_metric_name(tables.get_primary_metric(parts)))
     costs = tables.list_shown_costs(parts)
     script = "\n".join(_read_asset(name) for name in SCRIPT_FILES)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -117,7 +117,7 @@ def build_report_payload(parts: Sequence[RunGroup]) -> dict[str, Any]:
     metric, units = tables.get_primary_metric(parts), tables.choose_units(parts)
     return {
         "units": {name: {"per": per, "name": unit} for name, (per, unit) in units.items()},
-        "metric": {"name": words.format_metric_heading(metric), "per": words.metric_unit(metric)},
+        "metric": {"name": format_metric_heading(metric), "per": metric_unit(metric)},
         "axes": {cost.name: cost.label for cost in tables.list_shown_costs(parts)},
         "scales": {name: cost.units for name, cost in COSTS.items()},
         "recipes": [build_group_payload(part) for part in parts],

@@ -9,6 +9,7 @@ from typing import Any
 
 from flrce.core.cost_table import COSTS
 from flrce.core.intervals import ConfidenceInterval
+from flrce.core.metric_format import format_metric_heading, metric_unit
 from flrce.errors import BadInput, format_install_command, suggest_name
 from flrce.report.tables import (
     RunGroup,
@@ -19,7 +20,6 @@ from flrce.report.tables import (
     group_runs,
 )
 from flrce.report.tasks import require_one_task
-from flrce.storage import metric_format as words
 from flrce.storage import read
 from flrce.storage.disk import BY_UMASK, write_atomically
 
@@ -95,7 +95,7 @@ class RunResults:
             ) from why
         axes = axes or pyplot.subplots(figsize=(6, 3.5), layout="constrained")[1]
         metric = get_primary_metric(self.groups)
-        unit = words.metric_unit(metric)
+        unit = metric_unit(metric)
         bands = [(group, *compute_mean_band(group, axis)) for group in self.groups]
         per, name = COSTS[axis].choose_unit(max((b[1].max(initial=0) for b in bands), default=0))
         for group, x, mean, half in bands:
@@ -104,7 +104,7 @@ class RunResults:
                 low, high = (mean - half) / unit, (mean + half) / unit
                 axes.fill_between(x / per, low, high, color=line.get_color(), alpha=0.15)
         label = f"{COSTS[axis].heading} {name}".strip()
-        axes.set(xlabel=label, ylabel=words.format_metric_heading(metric))
+        axes.set(xlabel=label, ylabel=format_metric_heading(metric))
         axes.legend()
         return axes
 

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from flrce.core.checked_replies import FREE_OF_WASTE
 from flrce.core.cost_table import COSTS
+from flrce.core.metric_format import format_metric_heading, metric_unit
 from flrce.report.cost_per_point import build_course_chart, build_price_chart, find_course
 from flrce.report.endings import describe_ending, get_stop_criterion
 from flrce.report.selection import get_phase
-from flrce.storage import metric_format as words
 from flrce.storage.read import RecordedRun
 
 MAX_CHARTED_CLIENTS = 300  # clients in a chart; the most often chosen of a larger fleet
@@ -76,8 +76,8 @@ def build_final_metrics(run: RecordedRun, rows: Sequence[int]) -> dict[str, Any]
         "byClient": [_round_digits(clients[k]) if k < len(clients) else None for k in rows],
         "byClass": [_round_digits(value) for value in classes],
         "served": {
-            "name": words.format_metric_heading(metric),
-            "per": words.metric_unit(metric),
+            "name": format_metric_heading(metric),
+            "per": metric_unit(metric),
             "lower": run.summary["better"] == "lower",
         },
     }

@@ -9,7 +9,12 @@ from numpy.typing import NDArray
 
 from flrce.core.cost_table import COSTS, Cost, assumed_share, list_spent_costs
 from flrce.core.intervals import ConfidenceInterval, confidence_interval, half_width
-from flrce.storage import metric_format as words
+from flrce.core.metric_format import (
+    find_common_metric,
+    format_metric_heading,
+    metric_digits,
+    metric_unit,
+)
 from flrce.storage.read import RecordedRun
 from flrce.storage.settings import NEUTRAL_SETTINGS, flatten_tables
 
@@ -94,7 +99,7 @@ def choose_units(parts: Sequence[RunGroup]) -> dict[str, tuple[float, str]]:
     chosen = {
         "percent": (0.01, "%"),
         "": (1.0, ""),
-        "headline": (words.metric_unit(get_primary_metric(parts)), ""),
+        "headline": (metric_unit(get_primary_metric(parts)), ""),
     }
     for name, cost in COSTS.items():
         largest = max((value for part in parts for value in part.get_values(name)), default=0.0)
@@ -113,16 +118,16 @@ def list_shown_costs(parts: Sequence[RunGroup]) -> list[Cost]:
 
 def get_primary_metric(parts: Sequence[RunGroup]) -> str:
     """What these runs are judged by."""
-    return words.find_common_metric(run.summary for part in parts for run in part.runs)
+    return find_common_metric(run.summary for part in parts for run in part.runs)
 
 
 def get_summary_columns(parts: Sequence[RunGroup]) -> dict[str, tuple[str, str, int]]:
     """Figure -> heading, its unit in `choose_units`, digits, for the metric of these runs."""
     judged = get_primary_metric(parts)
     values = [abs(value) for part in parts for value in part.get_values("accuracy")]
-    digits = words.metric_digits(judged, max(values, default=0.0))
+    digits = metric_digits(judged, max(values, default=0.0))
     return {
-        "accuracy": (words.format_metric_heading(judged), "headline", digits),
+        "accuracy": (format_metric_heading(judged), "headline", digits),
         **{cost.name: (cost.heading, cost.name, cost.digits) for cost in list_shown_costs(parts)},
         **(EFFICIENCY_COLUMNS if judged == "accuracy" else {}),
         "wasted": WASTED_COLUMN,

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from flrce.core.metric_format import format_metric_name
 from flrce.errors import BadInput, format_one_line
-from flrce.storage import metric_format as words
 from flrce.storage.read import RecordedRun
 from flrce.storage.settings import flatten_tables
 
@@ -31,7 +31,7 @@ def group_by_task(runs: Sequence[RecordedRun]) -> list[TaskRuns]:
     for key, part in groups.items():
         label = get_dataset_name(part[0])
         if sum(get_dataset_name(other[0]) == label for other in groups.values()) > 1:
-            label = f"{label}, {words.format_metric_name(key[0])}"
+            label = f"{label}, {format_metric_name(key[0])}"
         again = sum(before == label or before.startswith(f"{label} #") for before in labels)
         labels.append(f"{label} #{again + 1}" if again else label)
     slugs = [

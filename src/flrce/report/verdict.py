@@ -5,6 +5,13 @@ from collections.abc import Mapping, Sequence
 
 from flrce.core.cost_table import COSTS
 from flrce.core.intervals import ConfidenceInterval, confidence_interval
+from flrce.core.metric_format import (
+    SHARES,
+    format_metric_noun,
+    format_metric_value,
+    metric_digits,
+    metric_unit,
+)
 from flrce.errors import format_one_line
 from flrce.report.endings import describe_endings, get_planned_rounds, has_stopped_early
 from flrce.report.tables import (
@@ -15,7 +22,6 @@ from flrce.report.tables import (
     list_result_settings,
 )
 from flrce.report.tasks import split_key, task_key
-from flrce.storage import metric_format as words
 from flrce.storage.read import RecordedRun
 from flrce.storage.run_notes import compute_sweep_rounds, list_run_notes
 
@@ -87,7 +93,7 @@ def choose_trade_off(groups: Sequence[RunGroup], against: RunGroup) -> RunGroup:
 
 def get_tolerated_loss(group: RunGroup) -> float:
     """What a recipe may lose against the best one, in points, or in units of the metric."""
-    if get_primary_metric([group]) in words.SHARES:
+    if get_primary_metric([group]) in SHARES:
         return MAX_LOSS_POINTS
     return MAX_RELATIVE_LOSS * abs(group.compute_interval("accuracy").mean or 0.0)
 
@@ -128,7 +134,7 @@ def describe_verdict(best: RunGroup, against: RunGroup) -> str:
 
 
 def format_tolerated_loss(group: RunGroup) -> str:
-    if get_primary_metric([group]) in words.SHARES:
+    if get_primary_metric([group]) in SHARES:
         return f"{MAX_LOSS_POINTS:g} points"
     return f"{100 * MAX_RELATIVE_LOSS:g} %"
 
@@ -145,7 +151,7 @@ def describe_alike(groups: Sequence[RunGroup], against: RunGroup) -> str:
     named = join_names([group.label for group in groups])
     return (
         f"{named} cannot be told apart from {against.label}: energy and traffic are within"
-        f" {100 * SAME_COST:g} %, and the {words.format_metric_noun(metric)} {chance}."
+        f" {100 * SAME_COST:g} %, and the {format_metric_noun(metric)} {chance}."
     )
 
 
@@ -208,11 +214,11 @@ def describe_group(group: RunGroup, groups: Sequence[RunGroup]) -> str:
     largest = max(map(abs, group.get_values("accuracy")), default=0.0)
     value = (
         group.compute_interval("accuracy")
-        .divide_by(words.metric_unit(metric))
-        .format_interval(words.metric_digits(metric, largest))
+        .divide_by(metric_unit(metric))
+        .format_interval(metric_digits(metric, largest))
     )
-    noun = words.format_metric_noun(metric)
-    score = f"{value} % {noun}" if metric in words.SHARES else f"{noun} {value}"
+    noun = format_metric_noun(metric)
+    score = f"{value} % {noun}" if metric in SHARES else f"{noun} {value}"
     over = f"mean over {seeds} seeds" if seeds > 1 else "one seed"
     reached = "was never evaluated" if value == "--" else f"reached {score} ({over})"
     constant = describe_baseline(group.runs[0])
@@ -243,7 +249,7 @@ def describe_difference(group: RunGroup, against: RunGroup) -> str:
     apart, metric = metric_difference(group, against), get_primary_metric([group, against])
     if apart.mean is None:
         return f"used {saved}"
-    noun, size = words.format_metric_noun(metric), format_difference(metric, abs(apart.mean))
+    noun, size = format_metric_noun(metric), format_difference(metric, abs(apart.mean))
     if size.startswith("0.0 "):
         return f"used {saved} at the same {noun} ({describe_certainty(apart, metric)})"
     side = "higher" if apart.mean >= 0 else "lower"
@@ -263,12 +269,12 @@ def describe_certainty(apart: ConfidenceInterval, metric: str) -> str:
 
 def format_difference(metric: str, size: float) -> str:
     """A difference of a metric: points of a share, else the number."""
-    return f"{size:.1f} points" if metric in words.SHARES else f"{size:.3g}"
+    return f"{size:.1f} points" if metric in SHARES else f"{size:.3g}"
 
 
 def metric_difference(group: RunGroup, against: RunGroup) -> ConfidenceInterval:
     """The headline metric of a group less that of another, shares in points, seed by seed."""
-    unit = words.metric_unit(get_primary_metric([group, against]))
+    unit = metric_unit(get_primary_metric([group, against]))
     theirs = {run.seed: get_summary_values(run)["accuracy"] for run in against.runs}
     pairs = [(get_summary_values(run)["accuracy"], theirs.get(run.seed)) for run in group.runs]
     return confidence_interval(
@@ -295,8 +301,8 @@ def describe_baseline(run: RecordedRun) -> str:
         return ""
     what = format_one_line(baseline.get("predicts", "the same"), 80)
     return (
-        f"always predicting {what} gives {words.format_metric_noun(metric)}"
-        f" {words.format_metric_value(metric, value)}"
+        f"always predicting {what} gives {format_metric_noun(metric)}"
+        f" {format_metric_value(metric, value)}"
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from flrce.core.cost_table import is_energy_known
+from flrce.core.metric_format import format_metric_name, format_metric_value
 from flrce.core.record import format_figures
 from flrce.core.types import RoundRecord
 from flrce.errors import BadInput, suggest_name
@@ -21,7 +22,6 @@ from flrce.report.selection import (
 )
 from flrce.report.tables import get_summary_values
 from flrce.report.verdict import collect_run_notes, describe_baseline
-from flrce.storage import metric_format as words
 from flrce.storage.read import RecordedRun
 
 MAX_NAMED_PEERS = 3  # peers that agree most, and that disagree most
@@ -113,11 +113,10 @@ def _explain_round_result(run: RecordedRun, h: RoundRecord, answer: Explanation)
     answer.add_sentence(f"{text}.", conflicts=conflicts, psi=run.psi, consensus=h.consensus)
     if h.last_model_metric is not None:
         text = (
-            f"{words.format_metric_name(h.metric)}"
-            f" {words.format_metric_value(h.metric, h.last_model_metric)}"
+            f"{format_metric_name(h.metric)} {format_metric_value(h.metric, h.last_model_metric)}"
         )
         if h.averaged is not None:
-            text += f" ({words.format_metric_value(h.metric, h.averaged)} for the server average)"
+            text += f" ({format_metric_value(h.metric, h.averaged)} for the server average)"
         values = {h.metric.replace("-", "_"): h.last_model_metric, "averaged": h.averaged}
         answer.add_sentence(f"{text}.", **values)
     _add_figures(answer, "Figures of the pieces", h.figures)
@@ -353,11 +352,10 @@ def _explain_final_model(run: RecordedRun, answer: Explanation) -> None:
     last = run.summary.get("value_last", values["accuracy_last"])
     if final is not None:
         text = (
-            f"{words.format_metric_name(metric)} of the final model:"
-            f" {words.format_metric_value(metric, final)}"
+            f"{format_metric_name(metric)} of the final model: {format_metric_value(metric, final)}"
         )
         if last not in (None, final):
-            text += f" (last model: {words.format_metric_value(metric, last)})"
+            text += f" (last model: {format_metric_value(metric, last)})"
         answer.add_sentence(f"{text}.", **{metric.replace("-", "_"): final})
     _add_figures(answer, "Figures of the pieces at the end", run.summary.get("figures"))
     if baseline := describe_baseline(run):

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from flrce.core.cost_table import COSTS, format_joules
 from flrce.core.intervals import confidence_interval
+from flrce.core.metric_format import format_metric_heading, format_metric_value, metric_unit
 from flrce.core.record import RoundRecord, flatten_record
 from flrce.errors import BadInput, Diverged, format_install_command
 from flrce.models.flat import ModelLayout
-from flrce.storage.metric_format import format_metric_heading, format_metric_value, metric_unit
 from flrce.storage.run_notes import ended_diverged
 
 log = logging.getLogger("flrce")

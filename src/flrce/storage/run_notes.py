@@ -5,13 +5,12 @@ not act, an average that lags. Pure functions of the record and of the label cou
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from flrce.core.metric_format import SHARES, format_metric_name, format_metric_value
 from flrce.core.pieces import Recipe
-from flrce.core.record import metric_name
 from flrce.core.roles import StopRule
 from flrce.core.types import RoundRecord
 from flrce.methods.aggregation.related_mean import MIN_CLIENTS_PER_KIN, RelatedMean
 from flrce.methods.selection.turns import RoundRobinSelector
-from flrce.storage.metric_format import SHARES, format_metric_value
 
 # phrases of the gate about replies that have diverged
 DIVERGENCE_PHRASES = ("not finite", "malformed: loss", "is beyond")
@@ -134,7 +133,7 @@ def _compare_with_constant(h: RoundRecord, baseline: Mapping[str, Any]) -> str:
     if (constant - value if h.evaluation.lower else value - constant) > margin:
         return ""
     return (
-        f"{metric_name(metric)} {format_metric_value(metric, value)} is no better than a"
+        f"{format_metric_name(metric)} {format_metric_value(metric, value)} is no better than a"
         f" constant prediction: always predicting {baseline.get('predicts', 'the same')} gives"
         f" {format_metric_value(metric, constant)}. The model may have learnt nothing:"
         f" {LEARNING_REMEDY}"

@@ -8,7 +8,7 @@ from typing import Annotated
 import numpy as np
 from annotated_types import Ge, Gt, Le, Lt
 
-from flrce.core.record import format_metric
+from flrce.core.metric_format import format_metric_value
 from flrce.core.roles import StopRule
 from flrce.core.types import RoundRecord
 from flrce.methods.stopping.marginal_gain import is_check_due
@@ -78,7 +78,7 @@ class TargetMetric(StopRule):
             "at most" if history[-1].evaluation.lower else "at least",
         )
         value, bound, target = (
-            format_metric(metric, each) for each in (seen.value, seen.bound, self.value)
+            format_metric_value(metric, each) for each in (seen.value, seen.bound, self.value)
         )
         sure = f"{least} {bound} with {100 * self.confidence:g} % confidence"
         return (

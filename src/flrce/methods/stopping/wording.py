@@ -5,7 +5,8 @@ perplexity, in the metric's own unit for others.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flrce.core.record import SHARES, RoundRecord, format_metric, metric_name
+from flrce.core.metric_format import SHARES, format_metric_name, format_metric_value
+from flrce.core.record import RoundRecord
 from flrce.methods.stopping.gains import MeasuredGain
 from flrce.methods.stopping.trend import LOG_METRICS
 
@@ -25,7 +26,7 @@ class MetricScale:
 
     @property
     def name(self) -> str:
-        return metric_name(self.metric)
+        return format_metric_name(self.metric)
 
     @property
     def in_points(self) -> bool:
@@ -74,7 +75,7 @@ def describe_change(
     judged = [h for h in done if h.final_model_metric is not None]
     text = ""
     if len(judged) > 1:
-        values = [format_metric(scale.metric, h.final_model_metric) for h in judged]
+        values = [format_metric_value(scale.metric, h.final_model_metric) for h in judged]
         text = (
             f"{scale.name} of the final model was {values[0]} in round {judged[0].t} and"
             f" {values[-1]} in round {judged[-1].t}. "

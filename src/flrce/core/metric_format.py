@@ -1,12 +1,35 @@
-"""How a run's headline metric is named and shown: shares in percent, everything else as it is."""
+"""How metrics are named and shown: shares in percent, everything else as it is."""
 
 from collections.abc import Iterable
 from typing import Any
 
-from flrce.core.record import SHARES as SHARES
-from flrce.core.record import format_metric, metric_name
+#: metrics between 0 and 1 that people read in percent
+SHARES = frozenset({"accuracy", "top-5", "macro-f1", "auc", "label-f1", "subset-accuracy"})
+NAMES = {
+    "auc": "AUC",
+    "mae": "MAE",
+    "mse": "MSE",
+    "r2": "R²",
+    "macro-f1": "Macro F1",
+    "label-f1": "Label F1",
+}
 
-format_metric_name, format_metric_value = metric_name, format_metric
+
+def format_metric_name(metric: str) -> str:
+    """A metric's name at the start of a sentence."""
+    return NAMES.get(metric, metric[:1].upper() + metric[1:])
+
+
+PLAIN_FROM, PLAIN_TO = 1e4, 1e9  # values shown without an exponent or decimals
+
+
+def format_metric_value(metric: str, value: float | None) -> str:
+    """A value in words: "93.1 %", "0.4127"; "--" where there is none."""
+    if value is None:
+        return "--"
+    if metric in SHARES:
+        return f"{100 * value:.1f} %"
+    return f"{value:.0f}" if PLAIN_FROM <= abs(value) < PLAIN_TO else f"{value:.4g}"
 
 
 def format_metric_noun(metric: str) -> str:
@@ -15,12 +38,12 @@ def format_metric_noun(metric: str) -> str:
 
 
 def format_metric_heading(metric: str) -> str:
-    """A column's or an axis' head."""
+    """The heading of a column or an axis."""
     return f"{format_metric_name(metric)} %" if metric in SHARES else format_metric_name(metric)
 
 
 def metric_unit(metric: str) -> float:
-    """What one unit on paper stands for."""
+    """The value of one unit on paper."""
     return 0.01 if metric in SHARES else 1.0
 
 
