@@ -120,7 +120,7 @@ def advise_recipe(
     search = TrialSearch(experiment, choose_bit_widths(methods, limits), scarce, work, run)
     search.train_all(told)
     best = search.choose_best()
-    rounds = count_affordable_rounds(best, search.spent, scarce, experiment.rounds)
+    rounds = count_affordable_rounds(best, search.total_costs, scarce, experiment.rounds)
     if not rounds:
         axis = max(scarce, key=lambda each: best.estimate_cost(each, 1, 1) / scarce[each])
         raise BadInput(
@@ -187,7 +187,7 @@ def _measure_advice(
         plain_label=plain.label,
         plain=confidence_interval(others),
         gain=confidence_interval(gains),
-        spent=search.spent,
+        spent=search.total_costs,
         tried=tuple(_summarize_trial(t, ends[0].lower) for t in search.trials),
         untried=tuple(
             name for name in search.methods if name not in {t.method for t in search.trials}

@@ -115,7 +115,7 @@ class TrialSearch:
         self.trials: list[Trial] = []
 
     @property
-    def spent(self) -> dict[str, float]:
+    def total_costs(self) -> dict[str, float]:
         return {
             axis: sum(t.total_cost(axis) for t in self.trials)
             for axis in dict.fromkeys((*BUDGET_AXES, *self.limits))
@@ -196,7 +196,7 @@ class TrialSearch:
     def _choose_steps(self) -> list[Step]:
         """Up to PARALLEL_TRIALS steps that the rest of the search's budget pays for."""
         left = {
-            axis: SEARCH_BUDGET_SHARE * limit - self.spent[axis]
+            axis: SEARCH_BUDGET_SHARE * limit - self.total_costs[axis]
             for axis, limit in self.limits.items()
         }
         for trials in (self._list_first_trials(), self._list_climbing(), self._list_proposed()):
