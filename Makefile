@@ -18,7 +18,7 @@ CRASHES := tests/faults/test_journal.py tests/faults/test_signals.py
 # whole paths: every page of the documentation run as written, the first runs, the first commands, pages in a browser
 WALKS := tests/newcomer/test_reading.py tests/newcomer/test_runs.py tests/newcomer/test_start.py tests/report/test_browser.py
 
-.PHONY: demo test check unit quick walks research numbers wheel browser flower faults fuzz crashes docs versioned release bench lint types clean
+.PHONY: demo test check unit quick walks research numbers wheel browser flower faults nightly fuzz crashes docs versioned release bench lint types clean
 
 demo: $(VENV)/.core
 	rm -rf runs/demo
@@ -40,7 +40,7 @@ unit: $(VENV)/.dev browser
 
 # without tests marked slow: whole crossings of recipes, and processes that start processes
 quick: $(VENV)/.dev
-	$(UNIT) -m "not slow"
+	$(UNIT) -m "not slow and not nightly"
 
 walks: $(VENV)/.dev browser
 	$(TEST) $(WALKS) -n 2
@@ -70,6 +70,10 @@ faults: $(VENV)/.dev
 # the slowest faults apart, so that a failure among the others is seen early
 crashes: $(VENV)/.dev
 	$(TEST) $(CRASHES)
+
+# long deployments, which `make test` leaves out
+nightly: $(VENV)/.dev
+	$(TEST) tests -m nightly
 
 # damaged experiments, run directories, payloads and .npz files, a minute each; FUZZ = "--seconds 600 --seed 3 npz"
 fuzz: $(VENV)/.dev

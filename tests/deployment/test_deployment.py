@@ -331,7 +331,7 @@ LINE_APP = Path(__file__).parents[1] / "faults" / "line_app"
 SOAK_ROUNDS, KILL_EVERY = 30, 3
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_thirty_rounds_with_a_kill_in_every_third(tmp_path):
     """The ServerApp is killed at a random moment after every third round and the app is run again:
     what was committed stays as it was, and no logged round is trained again.

@@ -116,7 +116,7 @@ def measure_wire_overhead(namespace, folder):
 FAR = Path(__file__).with_name("far.py")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_five_far_hosts_make_the_simulators_model(namespace, tmp_path):
     """200 ms each way, 1 % loss, 1 Mbit/s, and a host that reboots in the second round: what is
     abandoned is repeated, and the model has the bits of a simulation.

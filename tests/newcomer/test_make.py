@@ -104,7 +104,7 @@ def test_what_check_leaves_out_is_run_by_test():
     assert "$(TEST) research/tests -n 2" in text
     assert {"unit", "walks", "research"} <= set(variable("PARTS"))
     assert "parts lint types quick\n" in text
-    assert '\t$(UNIT) -m "not slow"\n' in text
+    assert '\t$(UNIT) -m "not slow and not nightly"\n' in text
     assert "\t$(UNIT)\n" in text
     longest = re.findall(r'"(test_\w+)"', (ROOT / "conftest.py").read_text())
     assert len(longest) > 20
