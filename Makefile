@@ -8,7 +8,7 @@ TEST := FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 OMP_NUM_THREADS=1 $
 # what `make test` reports one by one: quick parts first, each run whatever became of the others
 PARTS := lint types docs unit walks research numbers wheel faults flower crashes
 # tests of arithmetic, run a second time by PyTorch's plainest kernels: another processor must not change what they show
-NUMBERS := core/test_relations core/test_sketch core/test_update_placement core/test_loop methods/test_selectors \
+NUMBERS := core/test_relations core/test_sketch core/test_loop methods/test_selectors \
 	methods/test_turns methods/test_robust methods/test_fleet_clip methods/test_submodels \
 	methods/test_workload methods/test_compressors methods/test_servers training/test_trainer \
 	training/cpu/test_pooling training/cpu/test_native training/cpu/test_residual training/cpu/test_gru \
