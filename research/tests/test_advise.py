@@ -83,6 +83,14 @@ def test_rates_beside_the_best_are_tried_before_any_trial_climbs():
     assert [t.number for t in found._list_climbing()] == [1, 0]  # two of six
 
 
+def test_a_small_budget_tries_a_few_before_it_keeps_something_for_climbs():
+    """40 J at 1 J a round: the search has 9.6 J, 2 of them spent, and a trial takes 2 or 3."""
+    found = scored(make_search(rounds=5000, limits={"joules": 40.0}), (PLAIN_METHOD, 1.0, 0.5))
+    steps = found._choose_steps()
+    assert [step.rung for step in steps] == [0] * len(steps)
+    assert len(steps) >= 2
+
+
 def test_optuna_proposes_within_the_rates_tried():
     found = scored(make_search(), *((*entry, 0.1 * i) for i, entry in enumerate(FIRST_TRIALS)))
     found.trials[2] = replace(found.trials[2], scores=(-math.inf,))  # it diverged
@@ -162,6 +170,9 @@ def test_a_budget_of_few_rounds_goes_to_the_plain_recipe(tmp_path):
     found = advise.advise_recipe(few, advise.SearchBudget(), tmp_path, methods=FEW, seeds=1)
     assert (found.label, len(found.tried)) == (f"{PLAIN_METHOD}, lr 0.1", 1)
     assert found.experiment.rounds == 4  # two were the search
+    text = " ".join(advise_cli.describe_advice(found, {}))
+    assert "the budget is too small to try anything else" in text
+    assert "nothing that was tried" not in text
 
 
 def test_budgets_that_cannot_be(tmp_path):

@@ -84,6 +84,11 @@ def describe_advice(found: Advice, limits: Mapping[str, float]) -> list[str]:
 
 
 def _describe_plain(found: Advice) -> str:
+    if found.is_plain and len(found.tried) == 1:
+        return (
+            "That is plain FedAvg with an average at your own rate: the budget is too small to try"
+            " anything else. Give more joules to compare methods and rates."
+        )
     if found.is_plain:
         return (
             "That is plain FedAvg with an average at your own rate: nothing that was tried did"

@@ -203,7 +203,8 @@ class TrialSearch:
             steps: list[Step] = []
             for trial in trials:
                 step = self._plan_step(trial)
-                climb = REDUCTION_FACTOR if step.rung == 0 and trial.number else 0
+                # what one of three new trials climbs with is kept, once there are a few to compare
+                climb = REDUCTION_FACTOR if step.rung == 0 and trial.number >= MIN_TRIALS else 0
                 if any(step.cost[axis] * (1 + climb) > left[axis] for axis in left):
                     break
                 left = {axis: left[axis] - step.cost[axis] for axis in left}
