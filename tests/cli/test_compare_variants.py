@@ -48,6 +48,19 @@ def test_a_file_beside_a_name(tmp_path, capsys):
     assert kept.rounds == 1  # --set holds for files too
 
 
+def test_groups_of_the_data_are_the_clients_of_every_recipe(tmp_path, capsys):
+    rows = "".join(f"{'abc'[i % 3]},{i % 7},{'yes' if i % 7 > 3 else 'no'}\n" for i in range(90))
+    (tmp_path / "own.csv").write_text("site,dose,well\n" + rows)
+    (tmp_path / "mine.toml").write_text('recipe.name = "fedprox"\n')
+    names = f"--recipes=fedavg,{tmp_path / 'mine.toml'}"
+    own = [f"data.path={tmp_path / 'own.csv'}", "data.target=well", "data.group=site", "rounds=1"]
+    out = tmp_path / "all"
+    assert main(["compare", names, *(f"--set={one}" for one in own), f"--out={out}"]) == 0
+    for name in ("fedavg", "mine"):
+        kept = flrce.Experiment.load(out / name / "seed-0" / "experiment.toml")
+        assert (kept.clients, kept.data.partition) == (3, "given")
+
+
 def test_files_of_other_data_are_refused_before_anything_runs(tmp_path, capsys):
     (tmp_path / "mine.toml").write_text('[data]\npath = "other.csv"\n')
     names = f"--recipes=fedavg,{tmp_path / 'mine.toml'}"

@@ -126,9 +126,7 @@ def test_three_axes_are_grey_images_or_series():
 
 def test_missing_values():
     x = np.array([[1, np.nan], [3, 4], [5, 8]], np.float32)
-    with pytest.raises(
-        BadInput, match="NaN in 1 of 3 samples; give fill = 'mean', 'drop' or a number"
-    ):
+    with pytest.raises(BadInput, match="NaN in 1 of 3 samples; set fill"):
         from_arrays(x, [0, 1, 0])
     assert from_arrays(x, [0, 1, 0], fill="mean").x[0].tolist() == [1, 6]
     assert from_arrays(x, [0, 1, 0], fill=-1).x[0].tolist() == [1, -1]

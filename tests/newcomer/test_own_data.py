@@ -181,7 +181,7 @@ def test_a_data_set_of_dicts():
 
 
 def test_a_loader_is_no_data_set():
-    with pytest.raises(BadInput, match=r"data=loader.dataset"):
+    with pytest.raises(BadInput, match=r"give its data set, loader.dataset"):
         to_source(DataLoader(TensorDataset(torch.zeros(4, 2), torch.zeros(4))))
 
 

@@ -129,7 +129,7 @@ class TrialSearch:
         return True
 
     def build_experiment(self, tables: Mapping[str, Any], lr: float) -> Experiment:
-        base = self.experiment.model_dump(exclude_none=True)
+        base = self.experiment.to_tables()
         base.pop("recipe", None)
         changed = merge_tables(base, tables, {"train": {"lr": lr}})
         return Experiment.from_tables(changed, trust=self.experiment.get_trust)
@@ -286,7 +286,7 @@ class TrialSearch:
         """
         jobs: list[tuple[ArenaCell, Path, Path]] = []
         for step in steps:
-            tables = step.trial.experiment.model_dump(exclude_none=True)
+            tables = step.trial.experiment.to_tables()
             once = {"engine": {"eval_every": max(self.experiment.rounds, 2)}, "rounds": step.rounds}
             experiment = step.trial.experiment.with_tables(merge_tables(tables, once))
             cell = ArenaCell("", step.trial.label, experiment.seed, {}, experiment)

@@ -197,9 +197,13 @@ class Experiment(Section):
         """Where modules that it names may be imported from."""
         return self._trust
 
+    def to_tables(self) -> dict[str, Any]:
+        """The settings that were given, without defaults: some of these follow from the data."""
+        return self.model_dump(exclude_none=True, exclude_unset=True)
+
     def with_tables(self, *tables: Mapping[str, Any]) -> "Experiment":
         """The experiment with other tables in place of some; it may import what it could before."""
-        merged: dict[str, Any] = self.model_dump(exclude_none=True)
+        merged = self.to_tables()
         for table in tables:
             merged |= table
         return Experiment.from_tables(merged, trust=self._trust)

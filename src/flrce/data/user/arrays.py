@@ -275,8 +275,8 @@ def _fill_missing(
     if fill is None and missing.any():
         count = int(missing.reshape(len(x), -1).any(1).sum())
         raise BadInput(
-            f"{where} x holds NaN in {count} of {len(x)} samples; give fill = 'mean', 'drop' or a"
-            " number"
+            f"{where} x holds NaN in {count} of {len(x)} samples; set fill (data.fill) to 'mean',"
+            " 'drop' or a number"
         )
     if fill is None or fill == "drop":
         kept = ~missing.reshape(len(x), -1).any(1) if missing.any() else slice(None)

@@ -196,7 +196,7 @@ def _refuse_gaps(columns: ColumnTable, fill: Any, where: str) -> None:
         count = int(np.any([_find_missing(columns[key]) for key in gaps], axis=0).sum())
         raise BadInput(
             f"{where} x holds NaN in {count} of {len(columns[gaps[0]])} samples (columns"
-            f" {_format_names(gaps)}); give fill = 'mean', 'drop' or a number"
+            f" {_format_names(gaps)}); set fill (data.fill) to 'mean', 'drop' or a number"
         )
 
 
