@@ -78,10 +78,14 @@ def built(recipe: str, arm: str, net: nn.Module, rounds: int) -> Any:
             "train": {"epochs": 1, "batch": BATCH, "lr": 0.01},
         }
     )
-    decks = None
+    schedulers = None
     if DEVICE == "cpu":
-        decks = DeviceSchedulers("cpu") if arm == "before" else DeviceSchedulers("cpu", single=True)
-    return exp, build_simulation(exp, samples(CLIENTS * SAMPLES * 4 // 3), net, decks=decks)
+        schedulers = (
+            DeviceSchedulers("cpu") if arm == "before" else DeviceSchedulers("cpu", single=True)
+        )
+    return exp, build_simulation(
+        exp, samples(CLIENTS * SAMPLES * 4 // 3), net, schedulers=schedulers
+    )
 
 
 def status(name: str) -> float:

@@ -97,10 +97,8 @@ def run(jobs: Sequence[tuple[str, Any]], source: Source, args: Any) -> dict[str,
         if r.last_model_metric is not None or line["complete"]:
             (args.out / f"{line['name']}.json").write_text(json.dumps(line))
 
-    decks = [(exp, None) for _, exp in jobs]
-    run_in_process(
-        decks, data=lambda _: source, watch=watch, device=args.device, beside=args.beside
-    )
+    runs = [(exp, None) for _, exp in jobs]
+    run_in_process(runs, data=lambda _: source, watch=watch, device=args.device, beside=args.beside)
     return {line["name"]: _last(line) for line in lines}
 
 
@@ -205,7 +203,7 @@ def central(source: Source, args: Any) -> None:
         built = build_simulation(
             experiment("fedit", "", own["rate"], seed, args),
             source,
-            decks=DeviceSchedulers(args.device),
+            schedulers=DeviceSchedulers(args.device),
         )
         runner = built.engine.runner.to_device(args.device)
         trainer, rows = runner._build_torch_trainer(runner.all), built.federation.holdout_index
@@ -261,7 +259,7 @@ def speed(source: Source, args: Any) -> Iterator[dict[str, Any]]:
         args.dtype = dtype
         before = clean(args.device)
         exp = experiment("fedit", "", 1e-3, 0, args).model_copy(update={"per_round": 10})
-        built = build_simulation(exp, source, decks=DeviceSchedulers(args.device))
+        built = build_simulation(exp, source, schedulers=DeviceSchedulers(args.device))
         told("built", args)
         state = built.initial_state()
         tasks = loop.plan_round(built.recipe, built.engine, state, 0, 60).tasks

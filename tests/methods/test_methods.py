@@ -687,8 +687,8 @@ def test_the_stack_runs_every_method_or_says_why_not(name, caplog):
     model = {"name": "own_nets:Layered" if name == "fedbn" else "own_nets:Bare"}
     exp = experiment({"name": name}, model=model, rounds=3)
     found = []
-    for decks in (None, DeviceSchedulers("cpu")):
-        built = runs.build_simulation(exp, decks=decks)
+    for schedulers in (None, DeviceSchedulers("cpu")):
+        built = runs.build_simulation(exp, schedulers=schedulers)
         with closing(built.engine):
             *_, last = built.iterate_rounds(exp)
             found.append(last)

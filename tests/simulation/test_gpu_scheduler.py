@@ -104,7 +104,7 @@ class Turn:
         self.lock.release()
 
 
-def test_decks_of_one_gpu_take_turns(monkeypatch):
+def test_schedulers_of_one_gpu_take_turns(monkeypatch):
     """Kept parameters make a deck of their own, MOON trains apart: whoever works on the device has
     it to himself.
     """

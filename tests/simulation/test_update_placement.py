@@ -475,7 +475,7 @@ def test_a_deck_far_away(monkeypatch):
 
         return inner
 
-    built = runs.build_simulation(exp, decks=DeviceSchedulers("cpu", single=True))
+    built = runs.build_simulation(exp, schedulers=DeviceSchedulers("cpu", single=True))
     with elsewhere(monkeypatch) as mode:
         monkeypatch.setattr(RunSlot, "_train_clients", apart(trained))
         monkeypatch.setattr(
@@ -510,7 +510,7 @@ def test_two_runs_in_threads_take_turns():
         made("device", recipe={"name": "flrce", "preset": "default"}, seed=seed) for seed in (0, 1)
     ]
     built = [
-        runs.build_simulation(exp, decks=DeviceSchedulers("cpu", single=True))
+        runs.build_simulation(exp, schedulers=DeviceSchedulers("cpu", single=True))
         for exp in (*exps, *exps)
     ]
 

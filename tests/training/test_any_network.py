@@ -94,11 +94,11 @@ def seed(number):
     np.random.seed(number % 2**32)
 
 
-def trained(net, kernel, decks=None):
+def trained(net, kernel, schedulers=None):
     """(the model by name, the mean losses of its rounds' evaluations, who trained)."""
     engine = {**EXPERIMENT.engine.model_dump(exclude_none=True), "kernel": kernel}
     experiment = Experiment(**{**EXPERIMENT.model_dump(exclude_none=True), "engine": engine})
-    built = runs.build_simulation(experiment, DATA, net, decks)
+    built = runs.build_simulation(experiment, DATA, net, schedulers)
     with closing(built.engine):
         done = list(built.iterate_rounds(experiment))
     losses = [round.record.loss for round in done]
@@ -213,8 +213,8 @@ def test_every_trainer_gives_what_a_plain_loop_gives(name):
     torch.manual_seed(0)
     net = NETS[name]()
     losses = None
-    for kernel, decks in (("torch", None), ("auto", None), ("auto", DeviceSchedulers("cpu"))):
-        found, judged, federation, chosen = trained(net, kernel, decks)
+    for kernel, schedulers in (("torch", None), ("auto", None), ("auto", DeviceSchedulers("cpu"))):
+        found, judged, federation, chosen = trained(net, kernel, schedulers)
         expected = plain_loop(net, federation, chosen)
         for key, value in found.items():
             torch.testing.assert_close(value, expected[key], rtol=1e-3, atol=1e-4)
@@ -251,7 +251,7 @@ def test_draws_while_judging_hang_on_nothing(caplog):
     torch.manual_seed(0)
     net = Net(lambda net, x: net.out(F.dropout(torch.relu(net.a(x.flatten(1))), 0.5)), **two())
     first, again, stacked = (
-        trained(net, "torch", decks)[1] for decks in (None, None, DeviceSchedulers("cpu"))
+        trained(net, "torch", schedulers)[1] for schedulers in (None, None, DeviceSchedulers("cpu"))
     )
     assert first == again == pytest.approx(stacked, rel=1e-3)
     assert "Net draws at random while it judges" in caplog.text

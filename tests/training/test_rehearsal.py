@@ -314,13 +314,13 @@ ODD = {
 def test_odd_networks_train_alike_everywhere(name, update):
     torch.manual_seed(0)
     net, found = ODD[name](), []
-    for engine, decks in (
+    for engine, schedulers in (
         ({"kernel": "torch"}, None),
         ({"kernel": "auto"}, None),
         ({}, DeviceSchedulers("cpu")),
     ):
         exp = quick(train={"epochs": 1, **update}, engine={"workers": 1, **engine})
-        built = runs.build_simulation(exp, CLASSES, net, decks)
+        built = runs.build_simulation(exp, CLASSES, net, schedulers)
         with closing(built.engine):
             *_, last = built.iterate_rounds(exp)
             found.append(last.state.w)

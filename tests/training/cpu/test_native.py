@@ -590,7 +590,7 @@ def test_processes_may_build_at_the_same_time(tmp_path):
     compiled(nn.Sequential(nn.Linear(3, 2)), (3,))
     code = (
         "from torch import nn, ones, tensor; import numpy as np; from flrce.training.cpu import"
-        " kernel; from flrce.training.batches import SampleBatches, Samples\nk ="
+        " build_kernel; from flrce.training.batches import SampleBatches, Samples\nk ="
         " build_kernel(nn.Sequential(nn.Linear(3, 7)), (3,))\nbatches = SampleBatches(Samples(ones(1, 3),"
         " tensor([1])), np.array([0]), np.array([1]))\nw, _, _ = k.train(ones(28), batches,"
         " 7.0)\nprint(round(w.sum().item(), 3), round(w[1].item() + 1, 3))"
