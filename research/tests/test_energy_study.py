@@ -46,7 +46,7 @@ def test_the_table_and_the_manual_say_what_the_rows_say(validation):
     lines = [list(map(str, line)) for line in validation.summarize(validation.read_rows())]
     with (validation.FOLDER / "validation.csv").open() as file:
         assert list(csv.reader(file))[1:] == lines
-    manual = (HOME.parent / "docs" / "fleet.md").read_text()
+    manual = (HOME.parent / "docs" / "energy.md").read_text()
     for _, _, rows, middle, high, worst in lines[:2]:
         assert f"{int(rows):,} epochs" in manual
         assert f"| {middle} % | {high} % | {float(worst):.0f} % |" in manual
@@ -77,7 +77,7 @@ def test_draws_stay_within_their_ranges(sensitivity):
 def test_the_manual_says_what_the_draws_say():
     rows = list(csv.reader((HOME / "results/energy/sensitivity.csv").open()))
     pairs = {row[0]: row for row in rows if row and " spends less than " in row[0]}
-    manual = (HOME.parent / "docs" / "fleet.md").read_text()
+    manual = (HOME.parent / "docs" / "energy.md").read_text()
     for method in ("flrce", "frugal"):
         _, _, ratio, share, low, high = pairs[f"{method} spends less than fedavg"]
         assert f"{float(ratio):.2f} ({float(low):.2f} to {float(high):.2f}" in manual
