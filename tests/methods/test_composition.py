@@ -200,7 +200,7 @@ def test_stop_rules_that_remember_each_keep_their_state(tmp_path):
 
 @dataclass(frozen=True)
 class Wrapping(flrce.Selector):
-    """Holds another selector, without a word beside the annotation."""
+    """Holds another selector; only the annotation says so."""
 
     inner: flrce.Selector = field(default=RoundRobinSelector())
     others: tuple[flrce.Selector, ...] = ()

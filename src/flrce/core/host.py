@@ -26,7 +26,7 @@ CGROUP_FOLDER = Path("/sys/fs/cgroup")
 
 
 class Starter(NamedTuple):
-    """A process that starts others, as they are told of it."""
+    """A process that starts others, and names them."""
 
     pid: int
     # when, as the system writes it: numbers of processes are used again; "" where it does not tell

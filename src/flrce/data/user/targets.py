@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from flrce.data.sources import IGNORED_TARGET, TargetKind
 from flrce.errors import BadInput
 
-MAX_UNDOUBTED_CLASSES = 20  # different whole numbers of a table that are classes without a word
+MAX_UNDOUBTED_CLASSES = 20  # different whole numbers of a table that are classes without a note
 MIN_CLASS_SAMPLES = 5  # on average, of whole numbers that are classes rather than values
 log = logging.getLogger("flrce")
 
