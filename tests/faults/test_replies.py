@@ -305,7 +305,8 @@ def test_stragglers(seen):
 @pytest.mark.row(5, "all clients fail", "ABANDONED; after 3 in a row the run ends, resumable")
 @each_recipe
 def test_all_fail(name):
-    from flrce.core.loop import MAX_ABANDONED_ROUNDS, is_stopped
+    from flrce.core.loop import is_stopped
+    from flrce.core.unfinished_rounds import MAX_ABANDONED_ROUNDS
 
     def dead(reply, task):
         return replace(reply, payload=None, error="it died") if task.t >= 2 else reply
