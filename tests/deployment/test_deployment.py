@@ -265,8 +265,9 @@ def test_replies_count_as_they_come(fleet, tmp_path):
     ids=["tls", "auth"],
 )
 def test_encrypted_and_authenticated(fleet, tmp_path):
-    """Two rounds of the default recipe, whose second downloads are differences; under
-    authentication, a node without a registered key never gets in.
+    """Two rounds of the default recipe: nodes make the initial model themselves, so the first
+    downloads are empty and the second ones are differences. Under authentication, a node without a
+    registered key never gets in.
     """
     state = tmp_path / "state"
     if fleet.authenticate:
@@ -275,9 +276,11 @@ def test_encrypted_and_authenticated(fleet, tmp_path):
     assert fleet.finish(run) == "finished:completed"
     first, second = rounds(state)
     assert sorted(first["replied"]) == sorted(second["replied"]) == ["0", "1", "2"]
-    assert first["why"]["downloads"] == {"full": 3}
+    assert first["why"]["downloads"] == {"first": 3}
     assert second["why"]["downloads"] == {"difference": 3}
-    assert 5 * second["bytes_down"] < first["bytes_down"]
+    assert first["bytes_down"] == 0
+    whole = (state / "model.safetensors").stat().st_size
+    assert 0 < 5 * second["bytes_down"] < 3 * whole
     assert (fleet.folder / "link.log").read_text().count("Activated node_id") == 3
 
 
