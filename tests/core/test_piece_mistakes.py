@@ -1,4 +1,4 @@
-"""Mistakes in pieces of one's own that no base class can see: each is one clear line."""
+"""Mistakes in a user's pieces that no base class can see: each is one clear line."""
 
 from dataclasses import dataclass, field, replace
 

@@ -21,7 +21,7 @@ from flrce.errors import BadInput, suggest_name
 from flrce.models.nets import NETWORK_NAMES as MODELS
 from flrce.training.precision import Precision
 
-READER_SETTINGS = (  # of data of one's own
+READER_SETTINGS = (  # of the user's own data
     *("target", "group", "test", "ignore", "features", "text", "buckets", "size"),
     *("kind", "layout", "fill", "standardise", "tokenizer", "length", "most", "least"),
 )

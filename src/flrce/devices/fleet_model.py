@@ -75,7 +75,7 @@ class FleetDynamics:
         return now
 
     def describe_short_clock(self, seconds: float, need: int) -> str:
-        """Says so if nearly nobody comes or goes in a run of so many seconds; else ""."""
+        """A warning if nearly nobody comes or goes in a run of so many seconds; else ""."""
         changes = self.availability.find_next_change(self.seed, self.crowd, 0.0)
         here = self.availability.is_available(self.seed, self.crowd, 0.0)
         changing = int((changes < seconds).sum())

@@ -87,7 +87,7 @@ class OpenRound:
             session.recipe, engine, self.plan, RoundReplies(read), session.T
         )
         self.state, record, self.arrays = self.done.state, self.done.record, None
-        # in a loop of ours the session says so, once the round is on disk
+        # in our own loop the session logs it, once the round is on disk
         if (
             record.stop
             and session.run_hooked_round is None

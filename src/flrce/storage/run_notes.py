@@ -156,7 +156,7 @@ def _describe_negative_r2(h: RoundRecord) -> str:
 
 
 def _compare_with_chance(h: RoundRecord, partition: Mapping[str, Any]) -> str:
-    """Says so if accuracy is at chance, or at the share of the most frequent label."""
+    """A note if accuracy is at chance, or at the share of the most frequent label."""
     labels = partition.get("labels") or ()
     classes = [str(name) for name in partition.get("classes", ())]
     accuracy = h.evaluation.accuracy_weighted
