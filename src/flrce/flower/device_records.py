@@ -2,8 +2,8 @@
 
 A device that made the initial model itself is sent a difference to it; any other is sent its first
 model whole, with the order of its arrays. Later ones may be differences to a model that it holds,
-or encoded whole models. It checks each by a hash, and one that cannot decode its download says so
-and is sent a whole model next.
+or encoded whole models. It checks each by a hash, and one that cannot decode its download reports
+that and is sent a whole model next.
 """
 
 from collections.abc import Mapping
