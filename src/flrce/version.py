@@ -1,3 +1,3 @@
 """The package's version, alone so that the build reads it without importing torch."""
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.2.0"
