@@ -393,14 +393,15 @@ def test_the_committed_tables_are_what_their_records_give(tmp_path):
     root = Path(__file__).resolve().parent.parent / "results"
     shutil.copytree(root / "records", tmp_path / "records")
     request = ReproductionRequest(
-        ("table3", "claims"),
+        ("table3", "table4", "claims"),
         ("cifar10", "cifar100", "femnist", "speech"),
         plan.REGIMES,
         tuple(range(5)),
         rates={"speech": 0.05, "femnist": 0.002},
     )
     reproduce_paper(request, tmp_path, tmp_path / "none", train=False)
-    for name in ("table3-dirichlet", "table3-quantity", "claims-dirichlet", "claims-quantity"):
+    names = [f"{name}-{regime}" for name in request.targets for regime in plan.REGIMES]
+    for name in (*names, "claims"):
         assert (tmp_path / f"{name}.md").read_text() == (root / f"{name}.md").read_text()
 
 
@@ -580,15 +581,21 @@ def test_table4_and_ablation_by_hand():
     # acc/J: 0.6 / 4 at round 2, 0.8 / 8 at round 4
     assert rows[4.0][9].mean == 1
     assert rows[6.0][9].mean == pytest.approx((0.8 / 8) / (0.6 / 4))
-    (row,) = resources.build_ablation_table(g).rows
-    assert row[1] == "1 of 1"
-    assert row[5].mean == 0
+    # per byte: 20 B a round, so as per joule
+    assert rows[4.0][10].mean == 1
+    assert rows[6.0][10].mean == pytest.approx((0.8 / 80) / (0.6 / 40))
+    table = resources.build_ablation_table(g)
+    five, higher = table.rows
+    assert [five[1], higher[1]] == [5.0, 5.5]
+    assert [five[2], higher[2]] == ["1 of 1", "0 of 1"]
+    assert five[6].mean == 0  # 5.2 conflicts in round 4, the last
+    assert [five[9], higher[9]] == ["above 0", None]  # the paper has psi = 5 on CIFAR10
     # stopped in round 2 with 60 %, then 58 and 80: 2 points won and 20 lost
     each = [run([0.5, 0.6, last], exploit={2}, conflicts=5.0) for last in (0.58, 0.8)]
     table = resources.build_ablation_table(
         grid(*(("flrce-no-stop", seed, found) for seed, found in enumerate(each)))
     )
-    (row,) = table.rows
+    row = table.rows[0]
     assert row[table.get_column_index("worst seed")] == pytest.approx(-20)
     assert row[table.get_column_index("seeds that lose over 1 point")] == "1 of 2"
 

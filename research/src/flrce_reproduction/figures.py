@@ -163,7 +163,11 @@ def _draw_bar_panel(axis: Any, values: Mapping[Any, Any], colours: Mapping[str, 
 def draw_ablation(grid: FinishedRuns, table: PaperTable, path: Path, source: Provenance) -> None:
     """Accuracy with and without the stop, and the efficiency that is left without it."""
     labels = [paper.get_dataset_label(dataset) for dataset in grid.request.datasets]
-    rows = {row[0]: row for row in table.rows}
+    chosen = {
+        paper.get_dataset_label(dataset): grid.request.scale.scale_psi(grid.get_psi(dataset))
+        for dataset in grid.request.datasets
+    }
+    rows = {row[0]: row for row in table.rows if row[1] == chosen[row[0]]}
     both = {"with stop": "accuracy %", "without": "without stop %"}
     with open_panels(path, 2 * len(labels), table.title, source, len(labels)) as axes:
         for i, label in enumerate(labels):
@@ -197,7 +201,7 @@ def draw_ablation(grid: FinishedRuns, table: PaperTable, path: Path, source: Pro
 def draw_thresholds(grid: FinishedRuns, table: PaperTable, path: Path, source: Provenance) -> None:
     """Efficiency, accuracy and round of the stop over psi."""
     labels = [paper.get_dataset_label(dataset) for dataset in grid.request.datasets]
-    names = ("acc/kJ, best = 1", "accuracy %", "round")
+    names = ("acc/kJ, best = 1", "acc/GB, best = 1", "accuracy %", "round")
     with open_panels(path, len(names) * len(labels), table.title, source, len(labels)) as axes:
         for i, name in enumerate(names):
             for axis, label in zip(axes[i * len(labels) :], labels, strict=False):

@@ -15,6 +15,7 @@ from flrce_reproduction.records import PaperRun
 from flrce_reproduction.tables import NOT_RUN_TEXT, Provenance, SeedInterval
 
 RunsBySeed = Mapping[int, PaperRun]
+EFFICIENCY_KEYS = ("computation_efficiency", "communication_efficiency")  # of a run's summary
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class FinishedRuns:
     regime: str
     facts: Mapping[str, DatasetSizes]
     runs: Mapping[str, PaperRun]  # by the cell's name
+    psi: float | None = None  # FLrce's threshold on every data set, if not the paper's choice
 
     def get_runs(
         self, dataset: str, method: str, regime: str = "", rounds: int | None = None
@@ -66,6 +68,8 @@ class FinishedRuns:
         return {seed: self.runs[name] for seed, name in names.items() if name in self.runs}
 
     def get_psi(self, dataset: str) -> float:
+        if self.psi is not None:
+            return self.psi
         return paper.PAPER_SETTINGS[dataset].psi if dataset in paper.PAPER_SETTINGS else 5.0
 
     @property

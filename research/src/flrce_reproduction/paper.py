@@ -78,6 +78,8 @@ TABLE3_AVERAGE = {
 
 PSI_GRID = (4.0, 4.5, 5.0, 5.5, 6.0, 6.5, 7.0)  # the grid of section 4.3, for P = 10
 
+PSI_PAIR = (5.0, 5.5)  # the thresholds that section 4.3 recommends
+
 #: Table 4: (accuracy, round of the early stop); None: printed as N/A, it did not stop before T
 TABLE4: dict[str, dict[float, tuple[float, int] | None]] = {
     "femnist": {5.0: (80.6, 44), 5.5: (82.2, 83), 6.0: None},

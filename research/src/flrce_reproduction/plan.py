@@ -141,9 +141,12 @@ class ReproductionRequest:
             round(get_paper_rate(dataset) * 10.0**k, 12) for k in range(-1, 3)
         )
 
-    def format_command(self, target: str, regime: str) -> str:
-        """The command line that makes one table again; DIR stands for folders of the user's."""
-        words = ["flrce reproduce", target, "--regime", regime, "--data DIR --out DIR"]
+    def format_command(self, target: str, regime: str = "") -> str:
+        """The command line that makes one table again; DIR stands for folders of the user's. No
+        regime: all of them.
+        """
+        words = ["flrce reproduce", target, *(["--regime", regime] if regime else [])]
+        words += ["--data DIR --out DIR"]
         words += ["--seeds", format_seed_ranges(self.seeds)]
         words += ["--quick"] if self.scale == QUICK else ["--datasets", ",".join(self.datasets)]
         words += (

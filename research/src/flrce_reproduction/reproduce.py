@@ -11,7 +11,7 @@ from flrce.data.sources import Source
 from flrce.errors import BadInput
 from flrce.storage.disk import BY_UMASK, write_atomically
 from flrce_reproduction import curves, figures, records, resources, results
-from flrce_reproduction.claims import build_claims_table
+from flrce_reproduction.claims import build_claims_table, build_summary_table
 from flrce_reproduction.execute import (
     CellCallback,
     CellExecutor,
@@ -81,11 +81,17 @@ def reproduce_paper(
     if runs:
         records.write_records((records.read_records(kept) | runs).values(), kept)
         records.write_dataset_sizes(facts, kept)
-    return {
+    texts = {
         name: text
         for regime in request.regimes
         for name, text in _write_tables(request, regime, facts, runs, out)
     }
+    if "claims" in request.targets and len(request.regimes) > 1:
+        grids = [_select_regime(request, regime, facts, runs) for regime in request.regimes]
+        source = build_provenance(request.format_command("claims"), runs)
+        table = build_summary_table(grids)
+        texts[table.name] = _write_table(table, source, out)
+    return texts
 
 
 def collect_finished_runs(
@@ -145,21 +151,34 @@ def _write_tables(
     runs: Mapping[str, PaperRun],
     out: Path,
 ) -> list[tuple[str, str]]:
-    mine = {name: run for name, run in runs.items() if name.split("/")[1] in (regime, "iid")}
-    grid = FinishedRuns(request, regime, facts, mine)
+    grid = _select_regime(request, regime, facts, runs)
     out.mkdir(parents=True, exist_ok=True)
     texts = []
     for target in request.targets:
         table = TABLE_BUILDERS[target](grid)
-        source = build_provenance(request.format_command(target, regime), mine)
-        text = table.to_markdown(source)
-        write_atomically(out / f"{table.name}.md", text.encode(), BY_UMASK)
-        write_atomically(out / f"{table.name}.csv", table.to_csv(source).encode(), BY_UMASK)
-        if table.long:
-            write_atomically(
-                out / f"{table.name}-rounds.csv", table.to_csv(source, long=True).encode(), BY_UMASK
-            )
+        source = build_provenance(request.format_command(target, regime), grid.runs)
+        texts.append((table.name, _write_table(table, source, out)))
         if target in FIGURE_DRAWERS:
             FIGURE_DRAWERS[target](grid, table, out / table.name, source)
-        texts.append((table.name, text))
     return texts
+
+
+def _select_regime(
+    request: ReproductionRequest,
+    regime: str,
+    facts: Mapping[str, DatasetSizes],
+    runs: Mapping[str, PaperRun],
+) -> FinishedRuns:
+    mine = {name: run for name, run in runs.items() if name.split("/")[1] in (regime, "iid")}
+    return FinishedRuns(request, regime, facts, mine)
+
+
+def _write_table(table: PaperTable, source: Provenance, out: Path) -> str:
+    text = table.to_markdown(source)
+    write_atomically(out / f"{table.name}.md", text.encode(), BY_UMASK)
+    write_atomically(out / f"{table.name}.csv", table.to_csv(source).encode(), BY_UMASK)
+    if table.long:
+        write_atomically(
+            out / f"{table.name}-rounds.csv", table.to_csv(source, long=True).encode(), BY_UMASK
+        )
+    return text
