@@ -165,7 +165,7 @@ def measured(recipe: str, arm: str, floats: float, rounds: int) -> dict[str, Any
 
 def _crossed() -> dict[str, int]:
     try:
-        from flrce.core.device_transfer import transferred_bytes
+        from flrce.core.tensor_bytes import transferred_bytes
     except ImportError:  # the package before
         return {}
     return {"up": transferred_bytes.up, "down": transferred_bytes.down}

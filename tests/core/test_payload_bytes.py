@@ -12,9 +12,9 @@ from flrce import Compressor
 from flrce.config.experiment import Experiment
 from flrce.core.forecast import count_model_bytes, estimate_upload_bytes
 from flrce.core.loop import make_initial_state, rounds
-from flrce.core.payload_bytes import count_bytes, count_value_bytes
 from flrce.core.payloads import make_encoding_stream
 from flrce.core.pieces import NoCompression
+from flrce.core.tensor_bytes import count_bytes, count_value_bytes
 from flrce.core.types import Payload, PendingTask, Reply, Task
 from flrce.errors import BadInput
 from flrce.methods.catalogue import recipes
@@ -157,8 +157,7 @@ def test_a_loss_inquiry_is_booked_as_the_engine_sends_the_model():
 #: files that compute with the width of a number for another reason than what travels: buffers in
 #: memory, a file's layout, the header of a received array
 OTHER_WIDTHS = {
-    "core/buffers.py",
-    "core/device_transfer.py",
+    "core/tensor_bytes.py",
     "flower/arrays.py",
     "models/llama.py",
     "storage/tensor_file.py",
@@ -175,4 +174,4 @@ def test_bytes_that_travel_are_counted_in_one_place():
         for path in (package / layer).rglob("*.py")
         if by_hand.search(path.read_text())
     }
-    assert found - {"core/payload_bytes.py"} <= OTHER_WIDTHS
+    assert found - {"core/tensor_bytes.py"} <= OTHER_WIDTHS

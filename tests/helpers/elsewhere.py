@@ -2,7 +2,7 @@
 GPU.
 
 While it lasts, an operation that mixes them with the host's own raises, as it would on a GPU, and
-what crosses through `flrce.core.device_transfer` is counted. What they are computed with is the
+what crosses through `flrce.core.tensor_bytes` is counted. What they are computed with is the
 host's arithmetic.
 """
 
@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from flrce.core import device_transfer
+from flrce.core import tensor_bytes
 from flrce.core.sketch import make_sketch
 
 COPIES = ("copy_",)  # between devices
@@ -76,20 +76,20 @@ class Elsewhere(TorchDispatchMode):
 
 @contextmanager
 def elsewhere(monkeypatch):
-    """Tensors that `device_transfer.there` sent are far until `device_transfer.home` brings them
+    """Tensors that `tensor_bytes.there` sent are far until `tensor_bytes.home` brings them
     back.
     """
     mode = Elsewhere()
     make_sketch.cache_clear()  # maps remember what they sent to a device
     with monkeypatch.context() as patch:
-        patch.setattr(device_transfer, "is_on_host", lambda x: not mode.is_far(x))
-        patch.setattr(device_transfer, "to_device", mode.there)
+        patch.setattr(tensor_bytes, "is_on_host", lambda x: not mode.is_far(x))
+        patch.setattr(tensor_bytes, "to_device", mode.there)
         patch.setattr(
-            device_transfer,
+            tensor_bytes,
             "to_device_of",
             lambda x, y: mode.there(x) if mode.is_far(y) else mode.home(x),
         )
-        patch.setattr(device_transfer, "to_host", mode.home)
+        patch.setattr(tensor_bytes, "to_host", mode.home)
         with mode:
             yield mode
     make_sketch.cache_clear()

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from flrce.core.downlink import HeldPart
 from flrce.core.engine import Engine
-from flrce.core.payload_bytes import count_value_bytes
+from flrce.core.tensor_bytes import count_value_bytes
 from flrce.core.types import ClientCost, ClientStates, Evaluation, PendingTask, Reply, Task
 
 

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from elsewhere import Mixed, elsewhere
 from flrce import Aggregator
 from flrce.config.experiment import Experiment
-from flrce.core import device_transfer, linalg, loop, memory_limits, sketch
+from flrce.core import linalg, loop, memory_limits, sketch, tensor_bytes
 from flrce.core.gate import validate_replies
 from flrce.core.pieces import Payload
 from flrce.core.types import RepliesWithTable, Reply, Updates
@@ -88,7 +88,7 @@ class Clients(StubEngine):
                 replace(
                     each,
                     payload=Payload(
-                        {"u": device_transfer.to_device_of(each.payload.buffers["u"], there)}
+                        {"u": tensor_bytes.to_device_of(each.payload.buffers["u"], there)}
                     ),
                 )
                 for each in replies
@@ -384,17 +384,17 @@ def test_large_models_are_gone_through_by_parts(piece, covered, monkeypatch):
 
 @pytest.mark.parametrize("n", [0, 1, 7, 8, 9, 64, 1001])
 def test_copies_through_two_buffers(n, monkeypatch):
-    monkeypatch.setattr(device_transfer, "PINNED_BUFFER_BYTES", 32)  # eight floats
+    monkeypatch.setattr(tensor_bytes, "PINNED_BUFFER_BYTES", 32)  # eight floats
     x = torch.arange(float(n))
     into = torch.full((n,), -1.0)
-    device_transfer.copy_in_stages(x, into, pinned=False)
+    tensor_bytes.copy_in_stages(x, into, pinned=False)
     assert torch.equal(into, x)
 
 
 def test_twins_remember_two_models_while_they_are_held(monkeypatch):
     sent = []
     monkeypatch.setattr(
-        device_transfer, "to_device", lambda w, device: sent.append(len(w)) or w.clone()
+        tensor_bytes, "to_device", lambda w, device: sent.append(len(w)) or w.clone()
     )
     twins, a, b = DeviceCopies("far"), torch.ones(1), torch.ones(2)
     assert twins.get_copy(a) is twins.get_copy(a)

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from flrce.core.payload_bytes import count_bytes, count_value_bytes
 from flrce.core.roles import Compressor, Downlink
+from flrce.core.tensor_bytes import count_bytes, count_value_bytes
 from flrce.core.types import Download, Payload, Task
 from flrce_client.downloads import STATISTICS_KEY as STATISTICS_KEY
 from flrce_client.streams import make_download_stream as make_download_stream

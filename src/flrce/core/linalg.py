@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flrce.core import device_transfer
+from flrce.core import tensor_bytes
 from flrce.core.c_compiler import KernelUnavailable, find_toolchain, load_or_build_library
 
 CHUNK_COLUMNS = 2**12  # columns widened to float64 at a time: P of them stay in the cache
@@ -41,22 +41,22 @@ def gram_matrix(U: Tensor) -> Tensor:
     if compiled is not None:
         return compiled
     columns = LARGE_CHUNK_COLUMNS if U.shape[1] > LARGE_MODEL_FLOATS else CHUNK_COLUMNS
-    if not device_transfer.is_on_host(U):
+    if not tensor_bytes.is_on_host(U):
         columns = DEVICE_CHUNK_COLUMNS
     G = U.new_zeros(len(U), len(U), dtype=torch.float64)
     widened = U.new_empty(len(U), min(columns, U.shape[1]), dtype=torch.float64)
     for part in U.split(columns, dim=1):
         wide = widened[:, : part.shape[1]].copy_(part)
         G += wide @ wide.T
-    return device_transfer.to_host(G)
+    return tensor_bytes.to_host(G)
 
 
 def split_coordinates(w: Tensor, here: int, there: int = DEVICE_CHUNK_COLUMNS) -> list[slice]:
     """Coordinates to go through at a time: `here` on the host, of small models all; `there` on a
     device.
     """
-    columns = here if device_transfer.is_on_host(w) else there
-    if device_transfer.is_on_host(w) and len(w) <= LARGE_MODEL_FLOATS:
+    columns = here if tensor_bytes.is_on_host(w) else there
+    if tensor_bytes.is_on_host(w) and len(w) <= LARGE_MODEL_FLOATS:
         columns = max(len(w), 1)
     return [slice(start, start + columns) for start in range(0, len(w), columns)]
 
@@ -148,7 +148,7 @@ def _is_supported(U: Tensor) -> bool:
     """Whether these are rows of many plain floats in memory."""
     return (
         U.dtype == torch.float32
-        and device_transfer.is_on_host(U)
+        and tensor_bytes.is_on_host(U)
         and U.shape[1] > MIN_COMPILED_FLOATS
         and U.stride(1) == 1
         and (len(U) < 2 or U.stride(0) >= U.shape[1])

@@ -11,8 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from flrce.core import device_transfer
-from flrce.core.buffers import free_unused_buffers
+from flrce.core import tensor_bytes
 from flrce.core.checked_replies import CheckedReplies, bill_evaluation, check_and_book
 from flrce.core.diagnostics import add_diagnostics, add_figures, find_shadow_stops
 from flrce.core.engine import Engine
@@ -31,6 +30,7 @@ from flrce.core.piece_checks import (
 )
 from flrce.core.pieces import Recipe
 from flrce.core.planning import plan_round
+from flrce.core.tensor_bytes import free_unused_buffers
 from flrce.core.types import (
     ClientRecord,
     Round,
@@ -151,13 +151,13 @@ def aggregate_and_step(
         target = recipe.aggregator(w, updates, server_state.get("aggregator"))  # eq. 4
     validate_model(recipe.aggregator, target, w)
     if "server" in server_state:  # what it remembers is on the host
-        w, target = state.w, device_transfer.to_host(target)
+        w, target = state.w, tensor_bytes.to_host(target)
     with refuse_changes_in_place(recipe.server, w, updates.U):
         stepped = recipe.server.step(w, target, updates, server_state.get("server"))
     w_next, after_step = validate_server_step(recipe.server, stepped, target, w)
     if "server" in server_state:
         server_state["server"] = after_step
-    on_host = device_transfer.to_host(w_next)
+    on_host = tensor_bytes.to_host(w_next)
     if on_host is not w_next:
         engine.remember_device_copy(on_host, w_next)
     chosen, M = plan.selection.k, len(state.roster)

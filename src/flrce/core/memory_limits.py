@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from flrce.core.host import get_available_memory
-from flrce.core.payload_bytes import count_bytes, count_value_bytes
 from flrce.core.pieces import Recipe
 from flrce.core.roles import Piece
 from flrce.core.state_values import list_fields
+from flrce.core.tensor_bytes import count_bytes, count_value_bytes
 from flrce.errors import BadInput
 
 # copies of a round's updates that are alive at once: payloads, rows, float64 sums, the rows' file

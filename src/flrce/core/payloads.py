@@ -13,11 +13,10 @@ import torch
 from numpy.random import Generator
 from torch import Tensor
 
-from flrce.core import device_transfer
-from flrce.core.buffers import allocate_tensor
-from flrce.core.payload_bytes import limit_payload_bytes
+from flrce.core import tensor_bytes
 from flrce.core.pieces import MalformedPayload
 from flrce.core.roles import Compressor
+from flrce.core.tensor_bytes import allocate_tensor, limit_payload_bytes
 from flrce.core.types import ClientCost, Payload, Reply, Task, Updates
 from flrce.errors import format_one_line
 from flrce_client import streams
@@ -67,7 +66,7 @@ def validate_variances(
         start += size
         if not size or not name.endswith(VARIANCE_SUFFIX):
             continue
-        before = device_transfer.to_device_of(w[span] if held is None else w[held[span]], u)
+        before = tensor_bytes.to_device_of(w[span] if held is None else w[held[span]], u)
         lowest = float((before + u[span]).min())
         if lowest < 0 and exact:
             return f"a variance of {lowest:.3g} in {name[-60:]!r}", None
@@ -247,7 +246,7 @@ def stack_updates(
         if held is not None:
             U[row] = 0
         if held is not None or u.data_ptr() != U[row].data_ptr():
-            U[row, where] = device_transfer.to_device_of(u, U)
+            U[row, where] = tensor_bytes.to_device_of(u, U)
         del u  # it may be large
         mask = _compute_coverage(task, names)
         if held is not None or mask is not None:
@@ -265,7 +264,7 @@ def _allocate_rows(
     """
     if table is not None and table.dtype == dtype and len(table) >= count and table.shape[1] == d:
         return table[:count]
-    if beside is not None and not device_transfer.is_on_host(beside):
+    if beside is not None and not tensor_bytes.is_on_host(beside):
         return beside.new_empty(count, d)
     return allocate_tensor(count, d, dtype=dtype)
 

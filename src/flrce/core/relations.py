@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flrce.core import device_transfer
+from flrce.core import tensor_bytes
 from flrce.core.state_values import RelationshipMap
 
 NEVER_SEEN = -(2**31)  # R of a client never heard from
@@ -202,13 +202,13 @@ def _compute_offsets(m: RelationshipState, w: Tensor, U: Tensor, anchored: bool)
     ua = torch.stack([_dot_products(U, a) for a in offsets], 1)
     aa = torch.stack([_norm_float64(a).square() for a in offsets])
     return AnchorOffsets(
-        torch.tensor(rounds), device_transfer.to_host(ua), device_transfer.to_host(aa[None])
+        torch.tensor(rounds), tensor_bytes.to_host(ua), tensor_bytes.to_host(aa[None])
     )
 
 
 def _dot_products(U: Tensor, a: Tensor) -> Tensor:
     """(P,) products with a in float64; on a device they are summed in it too."""
-    if device_transfer.is_on_host(U):
+    if tensor_bytes.is_on_host(U):
         return (U @ a).double()
     parts = zip(U.split(FLOATS_PER_CAST, 1), a.split(FLOATS_PER_CAST), strict=True)
     return torch.stack([(u.double() * part).sum(1) for u, part in parts]).sum(0)

@@ -159,7 +159,7 @@ class Piece(ABC):  # noqa: B024 - its roles have the abstract methods
         """Whether the piece takes a round's updates on the host or on a device.
 
         U and `updates.sent` are on one device then, all else is on the host;
-        `device_transfer.to_host` brings back what is small.
+        `tensor_bytes.to_host` brings back what is small.
         """
         return False
 

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flrce.core import device_transfer, linalg
+from flrce.core import linalg, tensor_bytes
 from flrce.rng import make_stream
 
 MAX_SHUFFLED_FLOATS = 2**22
@@ -51,7 +51,7 @@ class CountSketch:
     def __call__(self, X: Tensor) -> Tensor:
         order, signs = (
             (self.order, self.signs)
-            if device_transfer.is_on_host(X)
+            if tensor_bytes.is_on_host(X)
             else _copy_to_device_of(self.there, X, self.order, self.signs)
         )
         d, rest = len(order), len(order) % self.k
@@ -74,7 +74,7 @@ class RotatedSketch:
 
     def __call__(self, X: Tensor) -> Tensor:
         k = self.k
-        if not device_transfer.is_on_host(X):
+        if not tensor_bytes.is_on_host(X):
             return sketch_on_device(
                 X, k, *_copy_to_device_of(self.there, X, self.offsets, self.signs, torch.arange(k))
             )
@@ -119,7 +119,7 @@ def sketch_on_device(X: Tensor, k: int, offsets: Tensor, signs: Tensor, bucket: 
 def _copy_to_device_of(there: DeviceTensors, X: Tensor, *own: Tensor) -> tuple[Tensor, ...]:
     """A map's own tensors where X is; they are sent once."""
     if X.device not in there:
-        there[X.device] = tuple(device_transfer.to_device_of(x, X) for x in own)
+        there[X.device] = tuple(tensor_bytes.to_device_of(x, X) for x in own)
     found: tuple[Tensor, ...] = there[X.device]
     return found
 

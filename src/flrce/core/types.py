@@ -11,8 +11,8 @@ from numpy.random import Generator
 from torch import Tensor
 
 from flrce.core.bounds import BatchSize, EpochCount, PositiveInt
-from flrce.core.payload_bytes import count_bytes
 from flrce.core.record import RoundRecord as RoundRecord  # it flows on from here
+from flrce.core.tensor_bytes import count_bytes
 from flrce.rng import FIRST_STREAMS, RoundStreams
 
 # client -> tensors that it keeps from task to task

@@ -15,9 +15,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flrce.core.buffers import allocate_tensor
-from flrce.core.payload_bytes import count_value_bytes
 from flrce.core.pieces import MalformedPayload
+from flrce.core.tensor_bytes import allocate_tensor, count_value_bytes
 from flrce.errors import BadInput
 from flrce.models.flat import ModelLayout, TensorSlot
 

@@ -17,9 +17,9 @@ from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from flrce.core.payload_bytes import count_value_bytes
 from flrce.core.payloads import fingerprint_model
 from flrce.core.pieces import NoCompression
+from flrce.core.tensor_bytes import count_value_bytes
 from flrce.core.types import ClientEvaluation, LocalWork, Payload, Reply, Task
 from flrce.errors import BadInput
 from flrce.flower.arrays import ArrayTemplate, read_tensors

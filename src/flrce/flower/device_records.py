@@ -16,8 +16,8 @@ from torch import Tensor
 
 from flrce.core.cost_table import MEASURED_FIELD
 from flrce.core.downlink import HeldPart, estimate_download_bytes
-from flrce.core.payload_bytes import HASH_BYTES, count_bytes, count_download_bytes
 from flrce.core.payloads import PER_BYTE, WATTS, fingerprint_model
+from flrce.core.tensor_bytes import HASH_BYTES, count_bytes, count_download_bytes
 from flrce.core.types import ClientCost, Download, PendingTask, Task
 from flrce.devices.costs import DeviceProfile
 from flrce.errors import BadInput

@@ -13,13 +13,17 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from flrce.core.buffers import MAX_POOLED_TABLE_BYTES, allocate_tensor
 from flrce.core.downlink import HeldPart
 from flrce.core.engine import Engine
 from flrce.core.forecast import estimate_payload_bytes, estimate_upload_bytes
-from flrce.core.payload_bytes import count_value_bytes, limit_payload_bytes
 from flrce.core.pending import split_due_tasks
 from flrce.core.pieces import MalformedPayload, NoCompression
+from flrce.core.tensor_bytes import (
+    MAX_POOLED_TABLE_BYTES,
+    allocate_tensor,
+    count_value_bytes,
+    limit_payload_bytes,
+)
 from flrce.core.types import (
     ClientCost,
     ClientStates,

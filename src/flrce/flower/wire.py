@@ -13,9 +13,9 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import Tensor
 
 from flrce.core.bounds import find_problem
-from flrce.core.payload_bytes import count_upload_bytes
 from flrce.core.payloads import is_finite_number
 from flrce.core.pieces import MalformedPayload
+from flrce.core.tensor_bytes import count_upload_bytes
 from flrce.core.types import ClientCost, ClientEvaluation, LocalWork, Payload, Portion, Reply, Task
 from flrce.errors import BadInput
 from flrce.flower.arrays import (

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flrce.core.payload_bytes import count_bytes
+from flrce.core.tensor_bytes import count_bytes
 from flrce.errors import BadInput
 from flrce.models.abilities import get_provision_bytes
 

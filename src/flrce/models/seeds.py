@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from flrce.core.host import require_memory
-from flrce.core.payload_bytes import count_bytes
+from flrce.core.tensor_bytes import count_bytes
 from flrce.errors import BadInput
 from flrce.models.abilities import get_provision_bytes, limit_samples_per_pass
 from flrce.models.adapters import prepare_network

@@ -9,7 +9,7 @@ from torch import nn
 
 from flrce.core.downlink import estimate_download_bytes
 from flrce.core.forecast import estimate_upload_bytes
-from flrce.core.payload_bytes import (
+from flrce.core.tensor_bytes import (
     EVALUATION_FIGURES_BYTES,
     REPLY_FIGURES_BYTES,
     count_bytes,

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flrce.core import device_transfer
+from flrce.core import tensor_bytes
 from flrce.core.types import Reply
 from flrce.errors import BadInput
 from flrce.models.part import ModelPart
@@ -74,7 +74,7 @@ class ClientBatch:
     def stack_start_models(self, device: str) -> Tensor:
         """(lanes, d) on the device; clients of one run share their start, which is sent once."""
         starts = {task.start.data_ptr(): task.start for task in self.tasks}
-        sent = torch.stack([device_transfer.to_device(w, device) for w in starts.values()])
+        sent = torch.stack([tensor_bytes.to_device(w, device) for w in starts.values()])
         if len(starts) == 1:
             return sent.expand(self.lanes, -1)
         return sent[[list(starts).index(task.start.data_ptr()) for task in self.tasks]]
@@ -175,7 +175,7 @@ class GpuScheduler:
         if result is None:
             return list(map(self._train_one_client, batch.tasks, batch.client_states))
         on_device = batch.tasks[0].start.device.type == torch.device(self.device).type
-        w = result.w if on_device else device_transfer.to_host(result.w)
+        w = result.w if on_device else tensor_bytes.to_host(result.w)
         lanes = zip(w, result.losses, result.squares, result.ends, strict=True)
         return [TrainingResult(own, loss, square, *end) for own, loss, square, end in lanes]
 

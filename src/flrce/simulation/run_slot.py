@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from flrce.core import device_transfer
+from flrce.core import tensor_bytes
 from flrce.core.payloads import fingerprint_model
 from flrce.core.types import Payload, RepliesWithTable, Reply
 from flrce.errors import format_one_line
@@ -139,7 +139,7 @@ class DeviceCopies:
         """w on the device."""
         copy = next((copy for model, copy in self.pairs if model() is w), None)
         if copy is None:
-            copy = device_transfer.to_device(w, self.device)
+            copy = tensor_bytes.to_device(w, self.device)
         self.remember_copy(w, copy)
         return copy
 
@@ -204,7 +204,7 @@ class RunSlot(Workers):
         if self.placing.on_device:
             return RepliesWithTable(replies, table, there)
         with self.device_lock:
-            table = device_transfer.to_host(table)
+            table = tensor_bytes.to_host(table)
         moved = [
             replace(reply, payload=Payload({"u": table[rows[i]]})) if reply.payload else reply
             for i, reply in enumerate(replies)

@@ -8,8 +8,8 @@ has room for them.
 from dataclasses import dataclass
 from typing import Literal
 
-from flrce.core.payload_bytes import count_value_bytes
 from flrce.core.pieces import Recipe
+from flrce.core.tensor_bytes import count_value_bytes
 from flrce.errors import BadInput
 
 DEVICE_MEMORY_DIVISOR = 4  # of a device's memory, one in so many is for a round's updates

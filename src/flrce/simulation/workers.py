@@ -29,7 +29,7 @@ from torch import Tensor
 
 from flrce.core.host import Starter, choose_start_method, describe_starter, end_with_parent
 from flrce.core.memory_limits import estimate_worker_bytes
-from flrce.core.payload_bytes import count_value_bytes
+from flrce.core.tensor_bytes import count_value_bytes
 from flrce.core.types import Reply, Task
 from flrce.errors import BadInput, UnfinishedRun
 from flrce.models.inputs import scale_inputs

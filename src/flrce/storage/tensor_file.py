@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flrce.core.payload_bytes import count_value_bytes
+from flrce.core.tensor_bytes import count_value_bytes
 
 # Smaller rows are gathered first: one write for each would be slower.
 MIN_ROW_BYTES = 2**16

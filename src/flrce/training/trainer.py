@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flrce.core import device_transfer
+from flrce.core import tensor_bytes
 from flrce.errors import BadInput, describe_exception
 from flrce.models.abilities import limit_samples_per_pass
 from flrce.models.drawing import get_rng_states, preserve_rng_states, use_seed
@@ -146,7 +146,7 @@ class TorchTrainer:
         stays, sent = update.end_round(self.w[: self.where.trainable], states)
         sent = {name: value.cpu() for name, value in sent.items()}
         stays = {name: value.cpu() for name, value in stays.items()}
-        done = self.w.clone() if w.device == self.w.device else device_transfer.to_host(self.w)
+        done = self.w.clone() if w.device == self.w.device else tensor_bytes.to_host(self.w)
         return TrainingResult(done, losses.cpu(), squares.cpu(), stays, sent)
 
     def _bind_client(self, task: Any) -> BoundNetwork:

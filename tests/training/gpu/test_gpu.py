@@ -13,7 +13,7 @@ import torch
 
 import flrce
 from flrce.config.experiment import Experiment
-from flrce.core import device_transfer
+from flrce.core import tensor_bytes
 from flrce.models.flat import pack_model
 from flrce.simulation import runs
 
@@ -151,7 +151,7 @@ def test_what_crosses_to_a_gpu(monkeypatch):
         pytest.skip("nothing crosses")
 
     def crossed(rounds):
-        monkeypatch.setattr(device_transfer, "transferred_bytes", device_transfer.TransferBytes())
+        monkeypatch.setattr(tensor_bytes, "transferred_bytes", tensor_bytes.TransferBytes())
         deck(
             [
                 made(
@@ -161,7 +161,7 @@ def test_what_crosses_to_a_gpu(monkeypatch):
                 )
             ]
         )
-        return device_transfer.transferred_bytes
+        return tensor_bytes.transferred_bytes
 
     size = 4 * len(pack_model(runs.build_simulation(made()).net))
     crossed(4)

@@ -8,10 +8,10 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from flrce.core import device_transfer, linalg
+from flrce.core import linalg, tensor_bytes
 from flrce.core.bounds import LearningRate, NonNegativeFloat
-from flrce.core.buffers import allocate_like
 from flrce.core.roles import Aggregator
+from flrce.core.tensor_bytes import allocate_like
 from flrce.core.types import Updates
 
 # FLrce's own: times a round's median samples that one client is believed to have
@@ -60,7 +60,7 @@ def add_weighted_mean(w: Tensor, updates: Updates, n: Tensor, rate: float = 1.0)
     made = allocate_like(w)
     if rate == 1 and updates.covered is None and linalg.write_weighted_mean(w, updates.U, n, made):
         return made
-    columns = CHUNK_COLUMNS if device_transfer.is_on_host(w) else DEVICE_CHUNK_COLUMNS
+    columns = CHUNK_COLUMNS if tensor_bytes.is_on_host(w) else DEVICE_CHUNK_COLUMNS
     for start in range(0, len(w), columns):
         part = slice(start, start + columns)
         covered = None if updates.covered is None else updates.covered[:, part]

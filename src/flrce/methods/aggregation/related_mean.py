@@ -19,7 +19,7 @@ import torch
 from annotated_types import Ge, Le
 from torch import Tensor
 
-from flrce.core import device_transfer
+from flrce.core import tensor_bytes
 from flrce.core.bounds import NonNegativeFloat, PositiveInt, PositiveProportion, Proportion
 from flrce.core.linalg import normalize_rows
 from flrce.core.pieces import Recipe
@@ -145,5 +145,5 @@ class RelatedMean(Aggregator):
         if m.V.shape[1] < u.shape[1]:
             S = make_sketch(u.shape[1], m.V.shape[1])
             u, start = S(u), S(start)
-        u, start = device_transfer.to_host(u), device_transfer.to_host(start)
+        u, start = tensor_bytes.to_host(u), tensor_bytes.to_host(start)
         return normalize_rows(u), start, torch.linalg.vector_norm(u.double(), dim=1)

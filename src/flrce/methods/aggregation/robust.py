@@ -13,12 +13,12 @@ import torch
 from annotated_types import Ge, Lt
 from torch import Tensor
 
-from flrce.core import device_transfer
+from flrce.core import tensor_bytes
 from flrce.core.bounds import NonNegativeFloat, NonNegativeInt, PositiveFloat
-from flrce.core.buffers import allocate_like
 from flrce.core.linalg import split_coordinates
 from flrce.core.pieces import Recipe
 from flrce.core.roles import Aggregator
+from flrce.core.tensor_bytes import allocate_like
 from flrce.core.types import Updates
 from flrce.errors import BadInput
 from flrce.methods.aggregation.mean import CHUNK_COLUMNS, compute_reply_weights
@@ -115,14 +115,14 @@ class ClippedMean(Aggregator):
         made, d = allocate_like(w), updates.trainable
         for some, norm in ((slice(0, d), self.norm), (slice(d, len(w)), "median")):
             U = updates.U[:, some]
-            share = device_transfer.to_device_of(
+            share = tensor_bytes.to_device_of(
                 n[:, None] * self._compute_clip_factors(U, norm), w
             )  # (P, 1)
             held = None if updates.covered is None else updates.covered[:, some]
             for part in split_coordinates(w[some], CHUNK_COLUMNS):
                 total = (share * U[:, part].double()).sum(0)
                 weight = n[:, None] * (1 if held is None else held[:, part])
-                mean = total / device_transfer.to_device_of(
+                mean = total / tensor_bytes.to_device_of(
                     weight.sum(0).clamp(min=torch.finfo(torch.float64).tiny), w
                 )
                 made[some][part] = (w[some][part].double() + mean).to(w.dtype)
@@ -130,7 +130,7 @@ class ClippedMean(Aggregator):
 
     def _compute_clip_factors(self, U: Tensor, norm: float | str) -> Tensor:
         """(P, 1) what each row is multiplied by."""
-        norms = device_transfer.to_host(update_norms(U))[:, None]
+        norms = tensor_bytes.to_host(update_norms(U))[:, None]
         most = (
             norms.quantile(0.5)
             if isinstance(norm, str)
@@ -166,8 +166,8 @@ def add_trimmed_mean(w: Tensor, updates: Updates, share: float) -> Tensor:
         cut = torch.minimum((share * count - 1e-9).ceil().long(), (count - 1) // 2).clamp(min=0)
         place = torch.arange(P)[:, None]
         kept = (place >= cut) & (place < count - cut)  # (P, 1) or (P, d)
-        many = device_transfer.to_device_of(kept.sum(0).clamp(min=1), w)
-        total = U.sort(0)[0].double().where(device_transfer.to_device_of(kept, w), 0.0).sum(0)
+        many = tensor_bytes.to_device_of(kept.sum(0).clamp(min=1), w)
+        total = U.sort(0)[0].double().where(tensor_bytes.to_device_of(kept, w), 0.0).sum(0)
         made[part] = (w[part].double() + total / many).to(w.dtype)
     return made
 
@@ -181,6 +181,6 @@ def rank_by_krum_score(U: Tensor, attackers: int) -> list[int]:
     for part in split_coordinates(U[0], CHUNK_COLUMNS):
         wide = U[:, part].double()
         D += torch.stack([(wide - u).square().sum(1) for u in wide])
-    D = device_transfer.to_host(D).fill_diagonal_(torch.inf)
+    D = tensor_bytes.to_host(D).fill_diagonal_(torch.inf)
     nearest = D.sort(1)[0][:, : min(max(P - attackers - 2, 1), P - 1)]
     return nearest.sum(1).argsort(stable=True).tolist()

@@ -9,9 +9,9 @@ from annotated_types import Ge, Le
 from numpy.random import Generator
 from torch import Tensor
 
-from flrce.core.payload_bytes import count_value_bytes
 from flrce.core.pieces import get_buffer
 from flrce.core.roles import Compressor
+from flrce.core.tensor_bytes import count_value_bytes
 from flrce.core.types import Payload
 from flrce.methods.compression.buffers import pack_bits, require_buffers, unpack_bits
 from flrce_client.layout import TensorSizes, count_floats

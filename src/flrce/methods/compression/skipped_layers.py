@@ -14,9 +14,9 @@ from numpy.random import Generator
 from torch import Tensor
 
 from flrce.core.bounds import NonNegativeInt
-from flrce.core.payload_bytes import count_value_bytes
 from flrce.core.pieces import NoCompression, Recipe
 from flrce.core.roles import Compressor, RoundView
+from flrce.core.tensor_bytes import count_value_bytes
 from flrce.core.types import Payload, RoundEvent, Task
 from flrce.errors import BadInput
 from flrce.methods.compression.buffers import join_spans

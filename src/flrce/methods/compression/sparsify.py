@@ -11,9 +11,9 @@ from numpy.random import Generator
 from torch import Tensor
 
 from flrce.core.bounds import PositiveProportion
-from flrce.core.payload_bytes import count_value_bytes
 from flrce.core.pieces import MalformedPayload, get_buffer
 from flrce.core.roles import Compressor
+from flrce.core.tensor_bytes import count_value_bytes
 from flrce.core.types import Payload
 from flrce.errors import BadInput
 from flrce.methods.compression.buffers import mask_largest, pack_bits, require_buffers, unpack_bits

@@ -8,9 +8,9 @@ from numpy.random import Generator
 from torch import Tensor
 
 from flrce.core.bounds import Proportion
-from flrce.core.payload_bytes import count_value_bytes
 from flrce.core.pieces import get_buffer
 from flrce.core.roles import Compressor
+from flrce.core.tensor_bytes import count_value_bytes
 from flrce.core.types import Payload
 from flrce.methods.compression.buffers import require_buffers
 from flrce_client.layout import TensorSizes

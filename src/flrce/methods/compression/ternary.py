@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flrce.core.bounds import PositiveProportion
-from flrce.core.payload_bytes import count_value_bytes
 from flrce.core.pieces import get_buffer
 from flrce.core.roles import Compressor
+from flrce.core.tensor_bytes import count_value_bytes
 from flrce.core.types import Payload
 from flrce.methods.compression.buffers import (
     join_spans,

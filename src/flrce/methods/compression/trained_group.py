@@ -9,9 +9,9 @@ from numpy.random import Generator
 from torch import Tensor
 
 from flrce.core.bounds import PositiveInt
-from flrce.core.payload_bytes import count_value_bytes
 from flrce.core.pieces import MalformedPayload, NoCompression, Recipe, get_buffer
 from flrce.core.roles import Compressor
+from flrce.core.tensor_bytes import count_value_bytes
 from flrce.core.types import Payload
 from flrce.errors import BadInput
 from flrce.models.model_groups import find_group_columns

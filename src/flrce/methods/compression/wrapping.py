@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from numpy.random import Generator
 from torch import Tensor
 
-from flrce.core.payload_bytes import count_value_bytes
 from flrce.core.pieces import Recipe
 from flrce.core.roles import Compressor
+from flrce.core.tensor_bytes import count_value_bytes
 from flrce.core.types import Payload
 from flrce.errors import BadInput
 from flrce_client.layout import TensorSizes, count_floats

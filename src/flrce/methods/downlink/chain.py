@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from flrce.core.downlink import DownloadRequest, EncodedModel, HeldPart, encode_model
-from flrce.core.payload_bytes import HASH_BYTES, SEED_BYTES, count_value_bytes
 from flrce.core.pieces import FullModel, Recipe
 from flrce.core.roles import Compressor, Downlink
+from flrce.core.tensor_bytes import HASH_BYTES, SEED_BYTES, count_value_bytes
 from flrce.core.types import Download, PendingTask
 from flrce.errors import BadInput
 from flrce.methods.compression.rotated import RotatedCode

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from flrce.core.downlink import DownloadRequest, EncodedModel, encode_model, with_bytes
-from flrce.core.payload_bytes import HASH_BYTES, SEED_BYTES, count_value_bytes
 from flrce.core.pieces import Recipe
 from flrce.core.roles import Compressor, Downlink
+from flrce.core.tensor_bytes import HASH_BYTES, SEED_BYTES, count_value_bytes
 from flrce.core.types import Download, PendingTask
 from flrce.methods.compression.rotated import RotatedCode
 from flrce.methods.downlink.codes import explain_growing_error, explain_stateful_code

@@ -8,9 +8,9 @@ from annotated_types import Ge, Le
 from torch import Tensor
 
 from flrce.core.downlink import DownloadRequest, EncodedModel
-from flrce.core.payload_bytes import count_value_bytes
 from flrce.core.pieces import Recipe
 from flrce.core.roles import Compressor, Downlink
+from flrce.core.tensor_bytes import count_value_bytes
 from flrce.core.types import Download, PendingTask
 from flrce.methods.compression.rotated import RotatedCode
 from flrce.methods.downlink.chain import ChainedDownload, ChainState

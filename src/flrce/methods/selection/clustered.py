@@ -15,7 +15,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flrce.core import device_transfer
+from flrce.core import tensor_bytes
 from flrce.core.bounds import PositiveInt
 from flrce.core.roles import RoundView, Selector
 from flrce.core.sketch import make_sketch
@@ -87,7 +87,7 @@ class ClusteredSampling(Selector):
         V, u = state.V, event.updates.u
         if V.shape[1]:
             short = make_sketch(u.shape[1], V.shape[1])(u) if V.shape[1] < u.shape[1] else u
-            V[event.updates.k] = device_transfer.to_host(short)
+            V[event.updates.k] = tensor_bytes.to_host(short)
         return ClusteredSamplingState(V)
 
 

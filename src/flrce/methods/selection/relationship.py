@@ -8,7 +8,7 @@ import torch
 from numpy.random import Generator
 from torch import Tensor
 
-from flrce.core import device_transfer, relations
+from flrce.core import relations, tensor_bytes
 from flrce.core.bounds import (
     NonNegativeFloat,
     NonNegativeInt,
@@ -122,7 +122,7 @@ class RelationshipSelector(Selector):
             full = None if anchored else (w, U)  # of past models only sketches are kept
             U, w = S(U), S(w[None])[0]
             bases = tuple(S(base[None])[0] for base in bases)
-        U, w = device_transfer.to_host(U), device_transfer.to_host(w)
+        U, w = tensor_bytes.to_host(U), tensor_bytes.to_host(w)
         k = updates.k
         m = relations.record_updates(m, event.t, w, k, U, anchored, updates.age, bases)
         rows, H = relations.compute_relationships(m, event.t, w, k, U, anchored, full)

@@ -12,7 +12,7 @@ import torch
 from numpy.random import Generator
 from torch import Tensor
 
-from flrce.core import device_transfer
+from flrce.core import tensor_bytes
 from flrce.core.bounds import NonNegativeFloat, NonNegativeInt, PositiveInt
 from flrce.core.linalg import normalize_rows
 from flrce.core.relations import NEVER_SEEN
@@ -142,7 +142,7 @@ class RoundRobinSelector(Selector):
         if m.H is not None:
             size = m.V.shape[1]
             short = make_sketch(u.shape[1], size)(u) if size < u.shape[1] else u
-            m.V[k] = normalize_rows(device_transfer.to_host(short))
+            m.V[k] = normalize_rows(tensor_bytes.to_host(short))
             rows = cosines_with_others(m.V, k)
             m.H[k] = rows.sum(1)
             if m.Omega is not None:

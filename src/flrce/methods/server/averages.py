@@ -21,9 +21,9 @@ from flrce.core.bounds import (
     PositiveProportion,
     Proportion,
 )
-from flrce.core.buffers import allocate_like
 from flrce.core.linalg import LARGE_MODEL_FLOATS
 from flrce.core.roles import ServerAverage
+from flrce.core.tensor_bytes import allocate_like
 from flrce.core.types import RoundEvent
 
 FLOATS_PER_CAST = 2**20  # floats widened to float64 at a time: models can be large

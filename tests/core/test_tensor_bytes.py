@@ -9,60 +9,63 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flrce.core import buffers, linalg
+from flrce.core import linalg, tensor_bytes
 from flrce.core.gate import validate_replies
 from flrce.core.pieces import NoCompression
 from flrce.core.sketch import RotatedSketch
 from flrce.core.types import Payload, Reply, Task
 
-MANY = buffers.MIN_POOLED_BYTES // 4  # floats that are worth keeping
+MANY = tensor_bytes.MIN_POOLED_BYTES // 4  # floats that are worth keeping
 
 
 def test_memory_is_used_again_once_nobody_holds_on_to_it():
-    buffers.free_unused_buffers()
-    first = buffers.allocate_tensor(2, MANY)
+    tensor_bytes.free_unused_buffers()
+    first = tensor_bytes.allocate_tensor(2, MANY)
     row, where = first[1], first.data_ptr()
     del first
-    other = buffers.allocate_tensor(2, MANY)  # a row of the first is still in use
+    other = tensor_bytes.allocate_tensor(2, MANY)  # a row of the first is still in use
     assert other.data_ptr() != where
     other.zero_()
     row.fill_(1)
     assert not other.any()
     view = row.numpy()
     del row
-    assert buffers.allocate_tensor(2, MANY).data_ptr() not in (where, other.data_ptr())
+    assert tensor_bytes.allocate_tensor(2, MANY).data_ptr() not in (where, other.data_ptr())
     del view
-    taken = {buffers.allocate_tensor(2, MANY).data_ptr()}
+    taken = {tensor_bytes.allocate_tensor(2, MANY).data_ptr()}
     taken |= {
-        x.data_ptr() for x in (buffers.allocate_tensor(2, MANY), buffers.allocate_tensor(2, MANY))
+        x.data_ptr()
+        for x in (tensor_bytes.allocate_tensor(2, MANY), tensor_bytes.allocate_tensor(2, MANY))
     }
     assert where in taken
     del other
-    buffers.free_unused_buffers()
-    assert not buffers._blocks
+    tensor_bytes.free_unused_buffers()
+    assert not tensor_bytes._blocks
 
 
 def test_kinds_and_sizes():
-    assert buffers.allocate_tensor(3, dtype=torch.int64).dtype == torch.int64
-    assert buffers.allocate_tensor(0, MANY).shape == (0, MANY)
-    wide = buffers.allocate_tensor(MANY, dtype=torch.float64)
+    assert tensor_bytes.allocate_tensor(3, dtype=torch.int64).dtype == torch.int64
+    assert tensor_bytes.allocate_tensor(0, MANY).shape == (0, MANY)
+    wide = tensor_bytes.allocate_tensor(MANY, dtype=torch.float64)
     assert wide.dtype == torch.float64
     assert wide.shape == (MANY,)
-    assert buffers.allocate_like(wide).dtype == torch.float64
-    with mock.patch.object(buffers, "MAX_POOLED_BYTES", buffers.MIN_POOLED_BYTES):
-        kept = len(buffers._blocks)
-        assert buffers.allocate_tensor(2, MANY).shape == (2, MANY)
-        assert len(buffers._blocks) == kept
-        buffers.free_unused_buffers()
-        kept = len(buffers._blocks)
-        table = buffers.allocate_tensor(
-            2, MANY, most=buffers.MAX_POOLED_TABLE_BYTES
+    assert tensor_bytes.allocate_like(wide).dtype == torch.float64
+    with mock.patch.object(tensor_bytes, "MAX_POOLED_BYTES", tensor_bytes.MIN_POOLED_BYTES):
+        kept = len(tensor_bytes._blocks)
+        assert tensor_bytes.allocate_tensor(2, MANY).shape == (2, MANY)
+        assert len(tensor_bytes._blocks) == kept
+        tensor_bytes.free_unused_buffers()
+        kept = len(tensor_bytes._blocks)
+        table = tensor_bytes.allocate_tensor(
+            2, MANY, most=tensor_bytes.MAX_POOLED_TABLE_BYTES
         )  # one of replies is kept up to a size of its own
-        assert len(buffers._blocks) == kept + 1
+        assert len(tensor_bytes._blocks) == kept + 1
         where = table.data_ptr()
         del table
         assert (
-            buffers.allocate_tensor(2, MANY, most=buffers.MAX_POOLED_TABLE_BYTES).data_ptr()
+            tensor_bytes.allocate_tensor(
+                2, MANY, most=tensor_bytes.MAX_POOLED_TABLE_BYTES
+            ).data_ptr()
             == where
         )
 
