@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from flrce.config.experiment import Experiment
-from flrce.core.evaluation import add_client_evaluations, validate_client_metrics
+from flrce.core.checked_replies import add_client_evaluations, validate_client_metrics
 from flrce.core.pieces import NoCompression
 from flrce.core.types import ClientEvaluation, Payload, PrimaryMetric, Reply, RoundRecord, Task
 from flrce.errors import BadInput

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flrce import Aggregator, Selector
-from flrce.core.diagnostics import find_shadow_stops
-from flrce.core.fleet_state import exclude_busy_clients
+from flrce.core.engine import exclude_busy_clients
+from flrce.core.evaluation import find_shadow_stops
 from flrce.core.linalg import gram_matrix, mean_conflicts, update_consensus
 from flrce.core.loop import make_initial_state, rounds
 from flrce.core.relations import NEVER_SEEN

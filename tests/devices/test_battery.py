@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from flrce.cli.cli import main
 from flrce.config.experiment import Experiment
-from flrce.core.fleet_state import view_with_fleet_state
+from flrce.core.engine import view_with_fleet_state
 from flrce.core.roles import RoundView
 from flrce.core.types import ClientCost, State
 from flrce.devices.availability import (

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from flrce import Experiment
-from flrce.core.diagnostics import count_trusted_conflicts, find_muted_clients, flag_updates
+from flrce.core.evaluation import count_trusted_conflicts, find_muted_clients, flag_updates
 from flrce.core.linalg import gram_matrix
 from flrce.core.roles import RoundView
 from flrce.core.types import ClientCost, RoundRecord, Task

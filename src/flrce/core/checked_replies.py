@@ -2,7 +2,7 @@
 every client, useful or wasted.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 from flrce.core.cost_table import MODELLED_FIELD, add_amounts
-from flrce.core.engine import Engine
-from flrce.core.evaluation import add_client_evaluations, validate_client_metrics
-from flrce.core.fleet_state import add_carbon, update_batteries
+from flrce.core.engine import Engine, add_carbon, update_batteries
 from flrce.core.gate import MAX_SAMPLES_PER_CLIENT, match_replies, validate_replies
 from flrce.core.payloads import is_finite_number, is_plausible_cost
 from flrce.core.pending import DueTasks, acknowledge_downloads, collect_due, list_reply_ages
@@ -21,8 +19,10 @@ from flrce.core.planning import describe_round
 from flrce.core.record import RoundCosts
 from flrce.core.types import (
     ClientCost,
+    ClientEvaluation,
     ClientRecord,
     ClientStates,
+    PrimaryMetric,
     Reply,
     RoundPlan,
     RoundRecord,
@@ -30,8 +30,10 @@ from flrce.core.types import (
     Task,
     Updates,
 )
+from flrce.errors import format_one_line
 
 FREE_OF_WASTE = ("useful", "asked", "evaluated")  # outcomes whose costs were not in vain
+METRIC_DIGITS = 6  # of a client's figure in the record
 LEFT_PREFIX = "left"  # how the reason of a client begins that went while it worked
 
 
@@ -149,6 +151,67 @@ def average_client_metrics(record: RoundRecord) -> RoundRecord:
     samples = sum(n for _, n in known)
     mean = sum(value * n for value, n in known) / samples
     return replace(record, evaluation=replace(record.evaluation, holdouts=(mean,), held=(samples,)))
+
+
+def validate_client_metrics(
+    replies: Sequence[Reply], engine: Engine, asked: Collection[str]
+) -> list[Reply]:
+    """The replies; one whose figure of the model cannot be is refused, as anything else that is
+    malformed.
+
+    What clients that were not `asked` for one say is left out.
+    """
+    scale = engine.primary_metric
+    return [
+        _validate_client_metric(reply, scale, reply.client in asked)
+        if isinstance(reply, Reply)
+        else reply
+        for reply in replies
+    ]
+
+
+def add_client_evaluations(
+    record: RoundRecord, replies: Sequence[Reply], engine: Engine
+) -> RoundRecord:
+    """The record with what those who counted made of w, in the order of `record.replied`."""
+    said: dict[str, ClientEvaluation] = {}
+    for reply in replies:
+        if isinstance(reply, Reply) and reply.judged:
+            said.setdefault(reply.client, reply.judged)  # the first is the one that counted
+    found = [said.get(client) for client in record.replied]
+    if not any(found):
+        return record
+    scale = engine.primary_metric
+    evaluation = replace(
+        record.evaluation,
+        holdouts=tuple(
+            None if each is None else float(f"{each.value:.{METRIC_DIGITS}g}") for each in found
+        ),
+        held=tuple(0 if each is None else each.n for each in found),
+        metric=scale.metric,
+        lower=scale.lower,
+    )
+    return replace(record, evaluation=evaluation)
+
+
+def _validate_client_metric(reply: Reply, scale: PrimaryMetric, asked: bool) -> Reply:
+    judged: Any = reply.judged
+    if judged is not None and not asked:
+        return replace(reply, judged=None)
+    if judged is None or reply.error:
+        return reply
+    if not isinstance(judged, ClientEvaluation) or not is_finite_number(
+        judged.value, scale.low, scale.high
+    ):
+        what = (
+            f"{scale.metric} {format_one_line(getattr(judged, 'value', judged), 20)!r} on its"
+            " hold-out"
+        )
+    elif type(judged.n) is not int or not 1 <= judged.n <= MAX_SAMPLES_PER_CLIENT:
+        what = f"a hold-out of {format_one_line(judged.n, 20)} samples"
+    else:
+        return reply
+    return replace(reply, payload=None, judged=None, error=f"malformed: {what}")
 
 
 def collect_client_states(

@@ -1,27 +1,39 @@
-"""Where clients run: the base class of engines, with a default for everything optional.
+"""Where clients run: the base class of engines, with a default for everything optional; and an
+engine's fleet by the clock: who is known, when a round begins, who can be asked then, who went
+while it worked, and what that emitted.
 
 simulation/simulator.py has the engine on this machine, flower/engine.py the one over Flower's
 messages.
 """
 
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from flrce.core.downlink import HeldPart
-from flrce.core.roles import default_property, overrides
+from flrce.core.pieces import Recipe
+from flrce.core.record import read_clock
+from flrce.core.roles import RoundView, default_property, overrides
+from flrce.core.state_values import grow_tables
 from flrce.core.types import (
     ClientCost,
+    ClientRecord,
     ClientStates,
     Evaluation,
     PendingTask,
     PrimaryMetric,
     Reply,
+    RoundPlan,
     RoundReplies,
+    State,
     Task,
 )
 
@@ -160,3 +172,213 @@ class Engine(ABC):
         have failed.
         """
         raise NotImplementedError(f"{type(self).__name__} is not asynchronous")
+
+
+log = logging.getLogger("flrce")
+FLEET_STATE_KEY = "fleet"  # where a state's memory has the batteries
+
+
+def initial_fleet_state(engine: Engine) -> dict[str, Any]:
+    """What the fleet remembers before the first round."""
+    dynamics = engine.fleet_dynamics
+    charge = None if dynamics is None else dynamics.initial_state()
+    return {} if charge is None else {FLEET_STATE_KEY: charge}
+
+
+def reachable_clients(
+    recipe: Recipe, engine: Engine, state: State, t: int, under_way: Sequence[PendingTask]
+) -> tuple[float, Sequence[str], Mapping[str, int]]:
+    """When round t begins, who can be reached then, and how many cannot be for which reason.
+
+    A round waits for what its pace wants, for the fleet's interval, and until as many clients can
+    be reached as it needs replies, unless some are under way.
+    """
+    now, dynamics = read_clock(state.history), engine.fleet_dynamics
+    if dynamics is None:
+        return now, engine.clients(t), {}
+    charge = state.server_state.get(FLEET_STATE_KEY)
+    if dynamics.interval and state.history:
+        now = max(now, state.history[-1].began + dynamics.interval)
+    hours = recipe.pace.forecast_hours
+    if hours and dynamics.grid is not None:
+        now = recipe.pace.choose_start_time(now, dynamics.grid.forecast_intensity(now, hours))
+    if not under_way:
+        now = dynamics.find_time_with_clients(now, recipe.minimum, charge, t)
+    return now, *dynamics.find_reachable_clients(now, charge, t)
+
+
+def view_with_fleet_state(view: RoundView, engine: Engine, state: State) -> RoundView:
+    """The view with what a fleet that lives can report: levels of batteries, carbon intensities."""
+    dynamics, roster = engine.fleet_dynamics, state.roster
+    if engine.battery_levels(roster) is not None:
+        return replace(view, battery=lambda k: _select_levels(engine.battery_levels(roster), k))
+    if dynamics is None:
+        return view
+    charge = state.server_state.get(FLEET_STATE_KEY)
+    levels = (
+        None
+        if charge is None
+        else lambda k: dynamics.report_battery_levels([roster[row] for row in k], view.now, charge)
+    )
+    intensity = (
+        None
+        if dynamics.grid is None
+        else lambda k: dynamics.get_carbon_intensity([roster[row] for row in k], view.now)
+    )
+    return replace(view, battery=levels, intensity=intensity)
+
+
+def _select_levels(levels: Any, k: Sequence[int]) -> Any:
+    return levels[list(k)]
+
+
+def estimate_return_times(
+    engine: Engine, state: State, tasks: Sequence[Task], now: float
+) -> list[float]:
+    """When each client will have done its task by the model of its costs, or will have left."""
+    estimates, dynamics = [engine.estimate(task) for task in tasks], engine.fleet_dynamics
+    if dynamics is not None and tasks:
+        works = [(task.client, now, spent) for task, spent in zip(tasks, estimates, strict=True)]
+        estimates = [
+            spent
+            for spent, _ in dynamics.simulate_work(works, state.server_state.get(FLEET_STATE_KEY))
+        ]
+    return [now + spent.seconds for spent in estimates]
+
+
+def drop_departed_clients(
+    engine: Engine, state: State, pending: Sequence[PendingTask], replies: Sequence[Reply]
+) -> Sequence[Reply]:
+    """The replies to these tasks; of clients that were gone before they had finished, only what
+    they had spent.
+    """
+    dynamics = engine.fleet_dynamics
+    if dynamics is None or not replies:
+        return replies
+    sent = {one.task.client: one.sent for one in pending}
+    works = [(reply.client, sent[reply.client], reply.spent) for reply in replies]
+    ends = dynamics.simulate_work(works, state.server_state.get(FLEET_STATE_KEY))
+    return [
+        Reply(reply.client, reply.t, error=why, spent=spent) if why else reply
+        for reply, (spent, why) in zip(replies, ends, strict=True)
+    ]
+
+
+def add_carbon(
+    engine: Engine, plan: RoundPlan
+) -> Callable[[Sequence[ClientRecord]], list[ClientRecord]]:
+    """Puts down on each client's line what its work emitted."""
+    dynamics = engine.fleet_dynamics
+
+    def price_records(lines: Sequence[ClientRecord]) -> list[ClientRecord]:
+        if dynamics is None or dynamics.grid is None:
+            return list(lines)
+        grams = dynamics.compute_emissions(_list_client_work(plan, lines))
+        return [
+            replace(line, spent=replace(line.spent, grams=each))
+            for line, each in zip(lines, grams, strict=True)
+        ]
+
+    return price_records
+
+
+def estimate_carbon(
+    engine: Engine, state: State, tasks: Sequence[Task], spent: Sequence[ClientCost]
+) -> list[ClientCost]:
+    """Estimates with what they would emit if the work began now."""
+    dynamics = engine.fleet_dynamics
+    if dynamics is None or dynamics.grid is None:
+        return list(spent)
+    now = read_clock(state.history)
+    grams = dynamics.compute_emissions(
+        [(task.client, now, each) for task, each in zip(tasks, spent, strict=True)]
+    )
+    return [replace(each, grams=amount) for each, amount in zip(spent, grams, strict=True)]
+
+
+def update_batteries(
+    engine: Engine, plan: RoundPlan, lines: Sequence[ClientRecord]
+) -> dict[str, Any]:
+    """The fleet's memory after the round."""
+    charge = plan.state.server_state.get(FLEET_STATE_KEY)
+    if charge is None:
+        return {}
+    asked = {one.task.client for one in plan.pending}
+    mine = [line for line in lines if line.client in asked and line.outcome != "asked"]
+    return {
+        FLEET_STATE_KEY: engine.fleet_dynamics.drain_batteries(
+            _list_client_work(plan, mine), charge
+        )
+    }
+
+
+def _list_client_work(
+    plan: RoundPlan, lines: Sequence[ClientRecord]
+) -> list[tuple[str, float, ClientCost]]:
+    sent = {one.task.client: one.sent for one in plan.pending}
+    return [(line.client, sent.get(line.client, plan.began), line.spent) for line in lines]
+
+
+def update_roster(
+    state: State, clients: tuple[str, ...], fits: Callable[[int], bool] = lambda M: True
+) -> tuple[State, tuple[int, ...]]:
+    """The state with newcomers on its roster, and the rows of all who are here.
+
+    Rows are never given up, since clients come back and the ledger speaks of rows. So that nobody
+    can fill the memory with names, newcomers for whom the tables have no room (`fits` is told how
+    many clients there would be) stay out.
+    """
+    if (
+        clients is state.roster or clients == state.roster
+    ):  # as a rule nobody came or went: no name is looked up
+        return state, _list_all_indices(len(clients))
+    here = set(clients)
+    newcomers = tuple(sorted(here - set(state.roster)))
+    M = len(state.roster) + len(newcomers)
+    if newcomers and fits(M):
+        state = replace(
+            state, roster=state.roster + newcomers, server_state=grow_tables(state.server_state, M)
+        )
+    elif newcomers:
+        log.warning(
+            "%d newcomers (%.60r first) stay out: there is no memory for tables of %d clients;"
+            " begin a new run, or one without a relationship map",
+            len(newcomers),
+            newcomers[0],
+            M,
+        )
+    return state, tuple(k for k, client in enumerate(state.roster) if client in here)
+
+
+def exclude_busy_clients(rows: tuple[int, ...], busy: set[int]) -> tuple[int, ...]:
+    """Ascending rows but for those that are busy: few of many, so that what lies between them is
+    taken at once.
+    """
+    left: list[int] = []
+    start = 0
+    for k in sorted(busy):
+        at = bisect_left(rows, k)
+        if at < len(rows) and rows[at] == k:
+            left += rows[start:at]
+            start = at + 1
+    return (*left, *rows[start:])
+
+
+def count_absent(
+    roster: Sequence[str],
+    pool: Sequence[int],
+    busy: Collection[int],
+    unreachable: Mapping[str, int],
+) -> dict[str, Any]:
+    """For the ledger: how many could be asked, how many were still at work, and how many could not
+    be reached by reason; nothing where everybody could be asked.
+    """
+    if len(pool) == len(roster):
+        return {}
+    reasons = {"unreachable": dict(unreachable)} if unreachable else {}
+    return {"reachable": len(pool), **({"busy": len(busy)} if busy else {}), **reasons}
+
+
+@lru_cache(maxsize=4)
+def _list_all_indices(M: int) -> tuple[int, ...]:
+    return tuple(range(M))

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from flrce.core.cost_table import find_slowest
-from flrce.core.engine import Engine
-from flrce.core.fleet_state import estimate_carbon
+from flrce.core.engine import Engine, estimate_carbon
 from flrce.core.payloads import make_encoding_stream
 from flrce.core.pieces import Recipe
 from flrce.core.tensor_bytes import LOSS_BYTES, count_bytes, count_value_bytes

@@ -13,10 +13,8 @@ from torch import Tensor
 
 from flrce.core import tensor_bytes
 from flrce.core.checked_replies import CheckedReplies, bill_evaluation, check_and_book
-from flrce.core.diagnostics import add_diagnostics, add_figures, find_shadow_stops
-from flrce.core.engine import Engine
-from flrce.core.evaluation import evaluate_model
-from flrce.core.fleet_state import add_carbon, initial_fleet_state
+from flrce.core.engine import Engine, add_carbon, initial_fleet_state
+from flrce.core.evaluation import add_diagnostics, add_figures, evaluate_model, find_shadow_stops
 from flrce.core.forecast import estimate_inquiries
 from flrce.core.memory_limits import check_memory
 from flrce.core.pending import collect_replies

@@ -20,8 +20,7 @@ from typing import Any
 from torch import Tensor
 
 from flrce.core.downlink import DownloadRequest, EncodedModel
-from flrce.core.engine import Engine
-from flrce.core.fleet_state import drop_departed_clients, estimate_return_times
+from flrce.core.engine import Engine, drop_departed_clients, estimate_return_times
 from flrce.core.gate import match_replies
 from flrce.core.pieces import NoCompression, Recipe
 from flrce.core.types import (

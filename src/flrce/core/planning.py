@@ -7,8 +7,8 @@ from typing import Any
 from numpy.random import Generator
 from torch import Tensor
 
-from flrce.core.engine import Engine
-from flrce.core.fleet_state import (
+from flrce.core.engine import (
+    Engine,
     count_absent,
     exclude_busy_clients,
     reachable_clients,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from flrce.core.cost_table import COSTS
-from flrce.core.diagnostics import SHADOW_THRESHOLDS
+from flrce.core.evaluation import SHADOW_THRESHOLDS
 from flrce.core.roles import StopRule
 from flrce.core.types import ClientCost, RoundRecord
 from flrce.errors import BadInput, suggest_name

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from flrce.core.types import RoundRecord
 
-MAX_FLAGS_PER_CLIENT = 2  # flags that silence a client: an update out of line (core/diagnostics.py)
+MAX_FLAGS_PER_CLIENT = 2  # flags that silence a client: an update out of line (core/evaluation.py)
 LOG_METRICS = frozenset({"perplexity"})  # compared as ratios: a point is one percent
 SMALLEST_VALUE = 1e-12  # of which a logarithm is taken
 MIN_TREND_ROUNDS = 6  # rounds in a stretch: fewer have no error to speak of
