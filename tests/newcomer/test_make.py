@@ -61,9 +61,7 @@ def test_every_extra_is_explained_and_pinned():
     )
     for name, needed in extras.items():
         assert name in ("dev", "docs") or f"`{name}`" in readme, name
-        for one in (
-            needed if name != "trackio" else ()
-        ):  # apart: it wants other versions than the rest
+        for one in needed:
             wanted = re.match(r"[\w.-]+", one)[0].lower().replace("_", "-")
             assert f"\n{wanted}==" in pins, one
 

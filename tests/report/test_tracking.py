@@ -1,10 +1,6 @@
 """The adapters write real files with the real trackers, and pass every round on unchanged."""
 
 import importlib.util
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -101,30 +97,6 @@ def test_mlflow_says_when_a_run_did_not_end_well(done, tmp_path, how, monkeypatc
     client = MlflowClient(uri)
     (run,) = client.search_runs([client.get_experiment_by_name("flrce").experiment_id])
     assert run.info.status == {"left": "KILLED", "failed": "FAILED"}[how]
-
-
-@needs("trackio")
-def test_trackio_database_holds_every_round(tmp_path):
-    """In a process of its own: trackio reads its folder from the environment when it is
-    imported.
-    """
-    script = """
-from flrce.report.tracking import log_to_trackio
-from flrce.config.experiment import Experiment
-from flrce.simulation.runs import rounds
-tiny = Experiment(rounds=3, clients=6, per_round=2, engine={"workers": 1})
-done = list(log_to_trackio(rounds(tiny), "tests", "first", {"psi": 5.0}))
-from trackio.sqlite_storage import SQLiteStorage
-logs = SQLiteStorage.get_logs("tests", "first")
-assert [log["step"] for log in logs] == [1, 2, 3], logs
-assert [log["accuracy"] for log in logs] == [r.record.accuracy for r in done], logs
-"""
-    env = os.environ | {"TRACKIO_DIR": str(tmp_path), "HF_HUB_OFFLINE": "1"}
-    ran = subprocess.run(
-        [sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=300
-    )
-    assert ran.returncode == 0, ran.stderr[-2000:]
-    assert any(path.stat().st_size for path in Path(tmp_path).rglob("*.db"))
 
 
 @needs("mlflow-skinny", "mlflow")

@@ -170,13 +170,6 @@ def reach_command() -> None:
     help="A stop rule: its name, your class (module:Class), or a table; may be repeated.",
 )
 @click.option(
-    "--pace",
-    "paces",
-    metavar="PACE",
-    multiple=True,
-    help="A pace, named as --stop: how long the same rounds would have lasted under it.",
-)
-@click.option(
     "--budget",
     metavar="NAME=VALUE,...",
     help="Limits of costs, or of figures that pieces report, such as joules=50.",

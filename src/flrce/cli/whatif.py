@@ -11,7 +11,7 @@ from flrce.cli.terminal import format_bars, print_table
 from flrce.core.cost_table import Cost
 from flrce.core.intervals import confidence_interval
 from flrce.core.metric_format import SHARES, format_metric_heading, format_metric_name
-from flrce.core.roles import Pace, StopRule
+from flrce.core.roles import StopRule
 from flrce.core.user_code import apply_trust, trust_file
 from flrce.errors import BadInput
 from flrce.methods.catalogue.recipes import resolve_conflict_threshold
@@ -20,8 +20,6 @@ from flrce.report import tables
 from flrce.report.carbon import shift_run_start
 from flrce.report.cost_per_point import compute_point_prices, thin_prices
 from flrce.report.named_rules import build_limits, build_named_pieces, list_recorded_figures
-from flrce.report.pace_replay import REPLAY_CAVEAT as PACE_CAVEAT
-from flrce.report.pace_replay import replay_pace
 from flrce.report.tasks import require_one_task
 from flrce.report.whatif import (
     ReplayOutcome,
@@ -44,7 +42,6 @@ def show_whatif(
     start: ValueList,
     as_json: bool,
     stops: tuple[str, ...] = (),
-    paces: tuple[str, ...] = (),
     budget: str | None = None,
     trust: bool = False,
     **budgets: ValueList,
@@ -65,7 +62,6 @@ def show_whatif(
     wanted = {k: _parse_values(k, text, parsers.get(k, float)) for k, text in budgets.items()}
     with apply_trust(trust_file(None, trust)):
         named = build_named_pieces("stop", stops)
-        named_paces = build_named_pieces("pace", paces)
     figures = list_recorded_figures([h for each in runs for h in each.rounds])
     named |= build_limits(budget, figures)
     if len({each.name for each in runs}) > 1:
@@ -76,8 +72,6 @@ def show_whatif(
         require_one_task(runs, "name the folder of one")
         if start:
             _show_shifted_starts(runs, start.split(","), as_json)
-        elif named_paces:
-            _show_replayed_paces(runs, named_paces, as_json)
         else:
             _show_replayed_rules(run, runs, wanted, named, as_json)
 
@@ -105,25 +99,6 @@ def _show_shifted_starts(runs: list[read.RecordedRun], starts: list[str], as_jso
     heads = ["start", "g CO2", "times what was booked"]
     print_table("the same rounds begun at another time", heads, lines)
     print(SHIFTED_START_CAVEAT)
-
-
-def _show_replayed_paces(
-    runs: list[read.RecordedRun], paces: Mapping[str, Pace], as_json: bool
-) -> None:
-    """Seconds, joules and replies under other paces."""
-    replays = {each: [replay_pace(each, *pace) for pace in paces.items()] for each in runs}
-    if as_json:
-        rows = ({"run": str(r.folder), "paces": list(map(asdict, p))} for r, p in replays.items())
-        return _print_json(rows, [PACE_CAVEAT])
-    lines = []
-    for same in zip(*replays.values(), strict=True):
-        names = ("seconds", "seconds_recorded", "joules", "joules_recorded")
-        means = [_format_mean([getattr(p, name) for p in same]) for name in names]
-        replies = f"{sum(p.replies for p in same)} of {sum(p.replies_recorded for p in same)}"
-        lines.append([same[0].pace, *means, replies, str(sum(p.short_rounds for p in same))])
-    heads = ["pace", "s", "s recorded", "J", "J recorded", "replies that count", "abandoned"]
-    print_table("the same rounds under another pace", heads, lines)
-    print(PACE_CAVEAT)
 
 
 def _show_replayed_rules(

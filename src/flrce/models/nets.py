@@ -126,14 +126,6 @@ def _make_recurrent_kind(cell: Literal["lstm", "gru"]) -> NetworkKind:
     return NetworkKind("tokens", build_recurrent, options)
 
 
-def _build_efficientnet(need: NetworkRequirements, **more: Any) -> nn.Module:
-    from flrce.models.pretrained import EfficientNetLite0
-
-    if need.shape[0] not in (1, 3):
-        raise ValueError(f"it takes images of 1 or 3 channels, not {need.shape[0]}")
-    return EfficientNetLite0(need.outputs, **{"signed": need.signed, **more})
-
-
 def _build_gpt(need: NetworkRequirements, **more: int) -> nn.Module:
     return GPT(need.vocabulary, need.outputs, need.shape[0], need.every, **more)
 
@@ -182,9 +174,6 @@ NETWORK_KINDS: dict[str, NetworkKind] = {
     "resnet-20-bn": _make_resnet_kind(NARROW, 3, "batch"),
     "resnet-18": _make_resnet_kind(WIDE, 2, "group"),
     "resnet-18-bn": _make_resnet_kind(WIDE, 2, "batch"),
-    "efficientnet-lite0": NetworkKind(
-        "images", _build_efficientnet, {"size": LayerSize, "frozen": bool, "signed": bool}
-    ),
     "cnn-1d": NetworkKind(
         "series",
         lambda need, **more: TimeSeriesCNN(need.shape[0], need.outputs, **more),

@@ -114,27 +114,5 @@ def log_to_wandb(
         run.finish()
 
 
-def log_to_trackio(
-    rounds: Iterable[Round],
-    project: str = "flrce",
-    name: str | None = None,
-    config: Mapping[str, Any] | None = None,
-) -> Iterator[Round]:
-    """Metrics as one trackio run; trackio keeps them where TRACKIO_DIR says."""
-    try:
-        import trackio as tracker
-    except ImportError as why:
-        raise _missing_package("trackio") from why
-    run = tracker.init(
-        project=project, name=name, config=dict(config or {}), embed=False, auto_log_gpu=False
-    )
-    try:
-        for done in rounds:
-            run.log(list_round_metrics(done.record), step=done.record.t)
-            yield done
-    finally:
-        tracker.finish()
-
-
 def _missing_package(package: str) -> BadInput:
     return BadInput(f"this adapter needs {package}; pip install {package}")
