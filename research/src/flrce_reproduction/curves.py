@@ -3,25 +3,23 @@ learning rates.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from flrce_reproduction import paper
-from flrce_reproduction.grid import FinishedRuns, compute_seed_ratios, get_values_by_seed
+from flrce_reproduction.grid import FinishedRuns, compute_mean_ratio, get_values_by_seed
 from flrce_reproduction.plan import SHOWN_METHODS, get_paper_rate
 from flrce_reproduction.records import PaperRun
-from flrce_reproduction.results import format_title
 from flrce_reproduction.tables import (
     NOT_RUN_TEXT,
     PaperTable,
     SeedInterval,
-    TableColumn,
     paired_difference,
+    parse_columns,
 )
 
-EARLY, STILL_LEARNING = (
-    0.1,
-    0.9,
-)  # a rate is too large if a tenth of T reaches nine tenths of the final accuracy
+#: a rate is too large if this share of T reaches that share of the final accuracy
+EARLY, STILL_LEARNING = 0.1, 0.9
 
 
 def mean_accuracy_curve(runs: Mapping[int, PaperRun], T: int) -> dict[int, SeedInterval]:
@@ -52,157 +50,93 @@ def list_milestone_rounds(T: int) -> list[int]:
 def build_accuracy_table(grid: FinishedRuns) -> PaperTable:
     """Mean validation accuracy per round; the csv has every round."""
     T = grid.request.scale.rounds
-    columns = (
-        TableColumn("data set"),
-        TableColumn("method"),
-        *(TableColumn(f"round {t}") for t in list_milestone_rounds(T)),
-        TableColumn("note"),
-    )
     rows: list[tuple[Any, ...]] = []
     long: list[tuple[Any, ...]] = []
     for dataset in grid.request.datasets:
+        label = paper.get_dataset_label(dataset)
         for method in SHOWN_METHODS:
             points = mean_accuracy_curve(grid.get_runs(dataset, method), T)
-            shown = [points.get(t, NOT_RUN_TEXT) for t in list_milestone_rounds(T)]
             rows.append(
-                (
-                    paper.get_dataset_label(dataset),
-                    method,
-                    *shown,
-                    grid.describe_row(dataset, method),
-                )
+                (label, method, *_list_milestones(points, T), grid.describe_row(dataset, method))
             )
             long += [(dataset, method, t, point) for t, point in points.items()]
-    notes = (
-        (
-            "Accuracy in %, mean over the clients' hold-outs. A stopped run keeps the accuracy it"
-            " stopped with. The paper's figure gives no numbers."
-        ),
+    note = (
+        "Accuracy in %, mean over the clients' hold-outs. A stopped run keeps the accuracy it"
+        " stopped with. The paper's figure gives no numbers."
     )
-    return PaperTable(
-        f"fig-accuracy-{grid.regime}",
-        format_title(grid, "Accuracy per round"),
-        columns,
-        tuple(rows),
-        notes,
-        (
-            TableColumn("data set"),
-            TableColumn("method"),
-            TableColumn("round"),
-            TableColumn("accuracy %"),
-        ),
-        tuple(long),
-    )
+    columns = f"data set|method|{_name_milestones(T)}|note"
+    table = grid.make_table("fig-accuracy", "Accuracy per round", columns, rows, note)
+    by_round = parse_columns("data set|method|round|accuracy %")
+    return replace(table, long=by_round, long_rows=tuple(long))
+
+
+def _name_milestones(T: int) -> str:
+    return "|".join(f"round {t}" for t in list_milestone_rounds(T))
+
+
+def _list_milestones(points: Mapping[int, SeedInterval], T: int) -> list[Any]:
+    return [points.get(t, NOT_RUN_TEXT) for t in list_milestone_rounds(T)]
 
 
 def build_motivation_table(grid: FinishedRuns) -> PaperTable:
     """IID against non-IID (section 2): accuracy after a few rounds, and resources per accuracy."""
     dataset, T = grid.request.motivation_dataset, grid.request.scale.motivation
-    columns = (
-        TableColumn("method"),
-        TableColumn(f"IID % at round {T}", 2),
-        TableColumn("non-IID %", 2),
-        TableColumn("difference", 2, True),
-        TableColumn("joules per accuracy, non-IID / IID", 2),
-        TableColumn("bytes per accuracy, non-IID / IID", 2),
-        TableColumn("paper", 2),
-        TableColumn("difference ", 2, True),
-        TableColumn("note"),
-    )
     rows: list[tuple[Any, ...]] = []
     long: list[tuple[Any, ...]] = []
     for method, said in paper.MOTIVATION_RATIOS.items():
-        even, skewed = (
-            grid.get_runs(dataset, method, "iid", T),
-            grid.get_runs(dataset, method, grid.regime, T),
-        )
-        ours, theirs = (
-            get_values_by_seed(skewed, "accuracy", 100),
-            get_values_by_seed(even, "accuracy", 100),
-        )
-        joules = SeedInterval.from_values(
-            compute_seed_ratios(
-                even, skewed, lambda run: run.summary["computation_efficiency"] or 0.0
-            ).values()
-        )
-        traffic = SeedInterval.from_values(
-            compute_seed_ratios(
-                even, skewed, lambda run: run.summary["communication_efficiency"] or 0.0
-            ).values()
+        even, skewed = (grid.get_runs(dataset, method, name, T) for name in ("iid", grid.regime))
+        theirs, ours = (get_values_by_seed(runs, "accuracy", 100) for runs in (even, skewed))
+        joules, traffic = (
+            compute_mean_ratio(even, skewed, name)
+            for name in ("computation_efficiency", "communication_efficiency")
         )
         gap = traffic.mean - said if traffic and grid.has_paper_scale else None
-        seen = [
-            SeedInterval.from_values(values.values()) or NOT_RUN_TEXT for values in (theirs, ours)
-        ]
+        seen = [SeedInterval.from_values(x.values()) or NOT_RUN_TEXT for x in (theirs, ours)]
         note = grid.describe_row(dataset, method, min(len(ours), len(theirs)))
-        rows.append(
-            (method, *seen, paired_difference(ours, theirs), joules, traffic, said, gap, note)
-        )
+        difference = paired_difference(ours, theirs)
+        rows.append((method, *seen, difference, joules, traffic, said, gap, note))
         for name, runs in (("iid", even), (grid.regime, skewed)):
             long += [(method, name, t, point) for t, point in mean_accuracy_curve(runs, T).items()]
-    notes = (
-        (
-            f"Data set: {paper.get_dataset_label(dataset)}. IID: equal shares drawn at random from"
-            " one pool."
-        ),
+    columns = (
+        f"method|IID % at round {T}:2|non-IID %:2|difference:+2"
+        "|joules per accuracy, non-IID / IID:2|bytes per accuracy, non-IID / IID:2|paper:2"
+        "|difference :+2|note"
     )
-    return PaperTable(
-        f"fig-motivation-{grid.regime}",
-        format_title(grid, f"Motivation: {T} rounds, IID and not"),
-        columns,
-        tuple(rows),
-        notes,
-        (
-            TableColumn("method"),
-            TableColumn("data"),
-            TableColumn("round"),
-            TableColumn("accuracy %"),
-        ),
-        tuple(long),
+    subject = f"Motivation: {T} rounds, IID and not"
+    note = (
+        f"Data set: {paper.get_dataset_label(dataset)}. IID: equal shares drawn at random from one"
+        " pool."
     )
+    table = grid.make_table("fig-motivation", subject, columns, rows, note)
+    by_round = parse_columns("method|data|round|accuracy %")
+    return replace(table, long=by_round, long_rows=tuple(long))
 
 
 def build_rates_table(grid: FinishedRuns) -> PaperTable:
     """The search for a learning rate by the paper's rule, with FedAvg."""
     T = grid.request.scale.rounds
-    columns = (
-        TableColumn("data set"),
-        TableColumn("lr"),
-        *(TableColumn(f"round {t}") for t in list_milestone_rounds(T)),
-        TableColumn("note"),
-    )
     rows: list[tuple[Any, ...]] = []
     for dataset in grid.request.datasets:
-        points = {
+        curves = {
             lr: mean_accuracy_curve(grid.get_runs_at_rate(dataset, lr), T)
             for lr in grid.request.list_search_rates(dataset)
         }
-        best = choose_learning_rate({lr: found for lr, found in points.items() if found})
-        for lr, found in points.items():
+        best = choose_learning_rate({lr: points for lr, points in curves.items() if points})
+        for lr, points in curves.items():
             said = ["chosen"] if lr == best else []
-            said += (
-                ["the paper's"]
-                if dataset in paper.PAPER_SETTINGS and lr == get_paper_rate(dataset)
-                else []
-            )
-            shown = [found.get(t, NOT_RUN_TEXT) for t in list_milestone_rounds(T)]
-            rows.append(
-                (paper.get_dataset_label(dataset), f"{lr:g}", *shown, ", ".join(said) or None)
-            )
-    notes = (
-        (
-            "The paper's rule: too large a rate is one with which all methods are accurate within"
-            " the very first few rounds, too small a one needs many more than T. Read here as: the"
-            f" most accurate after T rounds among those that have not reached {STILL_LEARNING:.0%}"
-            f" of their final accuracy after {EARLY:.0%} of T; if all have, the most accurate."
-        ),
-    )
-    return PaperTable(
-        f"learning_rates-{grid.regime}",
-        format_title(grid, "Search for learning rates"),
-        columns,
-        tuple(rows),
-        notes,
+            if dataset in paper.PAPER_SETTINGS and lr == get_paper_rate(dataset):
+                said.append("the paper's")
+            row = (f"{lr:g}", *_list_milestones(points, T), ", ".join(said) or None)
+            rows.append((paper.get_dataset_label(dataset), *row))
+    return grid.make_table(
+        "learning_rates",
+        "Search for learning rates",
+        f"data set|lr|{_name_milestones(T)}|note",
+        rows,
+        "The paper's rule: too large a rate is one with which all methods are accurate within the"
+        " very first few rounds, too small a one needs many more than T. Read here as: the most"
+        f" accurate after T rounds among those that have not reached {STILL_LEARNING:.0%} of their"
+        f" final accuracy after {EARLY:.0%} of T; if all have, the most accurate.",
     )
 
 

@@ -1,7 +1,8 @@
 """The finished runs of a request, by data set, method and seed."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from flrce_reproduction import paper
 from flrce_reproduction.plan import (
@@ -12,7 +13,13 @@ from flrce_reproduction.plan import (
     list_missing_methods,
 )
 from flrce_reproduction.records import PaperRun
-from flrce_reproduction.tables import NOT_RUN_TEXT, Provenance, SeedInterval
+from flrce_reproduction.tables import (
+    NOT_RUN_TEXT,
+    PaperTable,
+    Provenance,
+    SeedInterval,
+    parse_columns,
+)
 
 RunsBySeed = Mapping[int, PaperRun]
 EFFICIENCY_KEYS = ("computation_efficiency", "communication_efficiency")  # of a run's summary
@@ -87,17 +94,31 @@ class FinishedRuns:
             found.append(f"{count} of {len(self.request.seeds)} seeds" if count else NOT_RUN_TEXT)
         return "; ".join(found)
 
+    def format_title(self, subject: str) -> str:
+        scale, seeds = self.request.scale, len(self.request.seeds)
+        size = f"M={scale.clients}, P={scale.per_round}, T={scale.rounds}, E={scale.epochs}"
+        return f"{subject}, regime {self.regime} ({size}, {seeds} seed{'s' if seeds > 1 else ''})"
+
+    def make_table(
+        self, name: str, subject: str, columns: str, rows: Sequence[tuple[Any, ...]], *notes: str
+    ) -> PaperTable:
+        """A table of this regime; `columns` as in parse_columns."""
+        title = self.format_title(subject)
+        return PaperTable(
+            f"{name}-{self.regime}", title, parse_columns(columns), tuple(rows), notes
+        )
+
 
 def get_values_by_seed(runs: RunsBySeed, name: str, scale: float = 1.0) -> dict[int, float]:
     """One figure of the summaries by seed; "bytes" is up and down."""
-    if name == "bytes":
-        return {
-            s: scale * (run.summary["bytes_up"] + run.summary["bytes_down"])
-            for s, run in runs.items()
-        }
-    return {
-        s: scale * run.summary[name] for s, run in runs.items() if run.summary[name] is not None
-    }
+    parts = ("bytes_up", "bytes_down") if name == "bytes" else (name,)
+    figures = {seed: [run.summary[part] for part in parts] for seed, run in runs.items()}
+    return {seed: scale * sum(x) for seed, x in figures.items() if None not in x}
+
+
+def compute_interval(runs: RunsBySeed, name: str, scale: float = 1.0) -> SeedInterval | None:
+    """The mean of one figure over the seeds."""
+    return SeedInterval.from_values(get_values_by_seed(runs, name, scale).values())
 
 
 def compute_seed_ratios(
@@ -108,13 +129,23 @@ def compute_seed_ratios(
     return {s: figure(ours[s]) / figure(theirs[s]) for s in both if figure(theirs[s])}
 
 
+def compute_mean_ratio(
+    ours: RunsBySeed, theirs: RunsBySeed, name: str, scale: float = 1.0
+) -> SeedInterval | None:
+    """The mean of one figure's ratio, ours / theirs, over the seeds that both have."""
+
+    def read_figure(run: PaperRun) -> float:
+        return get_values_by_seed({0: run}, name).get(0, 0.0)
+
+    ratios = compute_seed_ratios(ours, theirs, read_figure)
+    return SeedInterval.from_values(scale * ratio for ratio in ratios.values())
+
+
 def subtract_paper_value(ours: SeedInterval | None, theirs: float | int | None) -> float | None:
     return None if ours is None or theirs is None else ours.mean - theirs
 
 
 def build_provenance(command: str, runs: Mapping[str, PaperRun]) -> Provenance:
     """The command and what the cells ran on."""
-    versions = sorted({run.versions for run in runs.values()})
-    return Provenance(
-        command, tuple(versions), tuple(sorted({run.hardware for run in runs.values()}))
-    )
+    versions = tuple(sorted({run.versions for run in runs.values()}))
+    return Provenance(command, versions, tuple(sorted({run.hardware for run in runs.values()})))

@@ -1,6 +1,6 @@
 """Tables 3 and 4 beside the paper's numbers."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from statistics import fmean
 from typing import Any
 
@@ -8,241 +8,152 @@ from flrce_reproduction import paper
 from flrce_reproduction.grid import (
     EFFICIENCY_KEYS,
     FinishedRuns,
+    RunsBySeed,
+    compute_interval,
     get_values_by_seed,
     subtract_paper_value,
 )
 from flrce_reproduction.plan import SHOWN_METHODS
-from flrce_reproduction.records import PaperRun
-from flrce_reproduction.tables import (
-    NOT_RUN_TEXT,
-    PaperTable,
-    SeedInterval,
-    TableColumn,
-    paired_difference,
+from flrce_reproduction.tables import NOT_RUN_TEXT, PaperTable, SeedInterval, paired_difference
+
+ValuesByMethod = Mapping[str, Mapping[int, float]]  # method -> seed -> value
+TABLE3_COLUMNS = (
+    "data set|method|accuracy %:2|paper %:2|difference:+2|rounds|paper rounds:0"
+    "|difference in rounds:+1|FLrce minus this, points:+2|FLrce without stop minus this:+2|note"
 )
-
-
-def format_title(grid: FinishedRuns, what: str) -> str:
-    scale = grid.request.scale
-    size = f"M={scale.clients}, P={scale.per_round}, T={scale.rounds}, E={scale.epochs}"
-    seeds = len(grid.request.seeds)
-    return f"{what}, regime {grid.regime} ({size}, {seeds} seed{'s' if seeds > 1 else ''})"
+TABLE4_COLUMNS = (
+    "data set|psi|stopped|accuracy %:2|paper %:2|difference:+2|round|paper round:0"
+    "|difference in rounds:+1|acc/kJ, best = 1:3|acc/GB, best = 1:3|note"
+)
 
 
 def build_table3(grid: FinishedRuns) -> PaperTable:
     """Final accuracy and rounds of every method (Table 3)."""
-    columns = (
-        TableColumn("data set"),
-        TableColumn("method"),
-        TableColumn("accuracy %", 2),
-        TableColumn("paper %", 2),
-        TableColumn("difference", 2, True),
-        TableColumn("rounds"),
-        TableColumn("paper rounds", 0),
-        TableColumn("difference in rounds", 1, True),
-        TableColumn("FLrce minus this, points", 2, True),
-        TableColumn("FLrce without stop minus this", 2, True),
-        TableColumn("note"),
-    )
     rows: list[tuple[Any, ...]] = []
     for dataset in grid.request.datasets:
-        reference, whole = (
-            get_values_by_seed(grid.get_runs(dataset, name), "accuracy", 100)
-            for name in ("flrce", "flrce-no-stop")
+        runs = {method: grid.get_runs(dataset, method) for method in SHOWN_METHODS}
+        accuracy, rounds = (
+            {method: get_values_by_seed(found, name, scale) for method, found in runs.items()}
+            for name, scale in (("accuracy", 100.0), ("rounds", 1.0))
         )
-        for method in SHOWN_METHODS:
-            ours = get_values_by_seed(grid.get_runs(dataset, method), "accuracy", 100)
-            rounds = SeedInterval.from_values(
-                get_values_by_seed(grid.get_runs(dataset, method), "rounds").values()
-            )
-            numbers = paper.TABLE3.get(dataset, {}).get(method)
-            gaps = _compute_gaps(method, ours, reference, whole)
-            row = _compare_with_paper(
-                SeedInterval.from_values(ours.values()), rounds, numbers, grid.has_paper_scale
-            )
-            rows.append(
-                (
-                    paper.get_dataset_label(dataset),
-                    method,
-                    *row,
-                    *gaps,
-                    grid.describe_row(dataset, method),
-                )
-            )
-    rows += _build_average_rows(grid)
-    notes = (
-        (
-            "`flrce` is `flrce-no-stop` cut in the round in which its rule fires; until then the"
-            " two are one run."
-        ),
-    )
-    return PaperTable(
-        f"table3-{grid.regime}",
-        format_title(grid, "Table 3: accuracy and rounds"),
-        columns,
-        tuple(rows),
-        notes,
+        notes = {method: grid.describe_row(dataset, method) for method in SHOWN_METHODS}
+        label, numbers = paper.get_dataset_label(dataset), paper.TABLE3.get(dataset, {})
+        rows += _build_method_rows(grid, label, accuracy, rounds, numbers, notes.__getitem__)
+    if set(grid.request.datasets) == set(paper.PAPER_SETTINGS):
+        accuracy = _mean_over_datasets(grid, "accuracy", 100)
+        rows += _build_method_rows(
+            grid,
+            "Average",
+            accuracy,
+            _mean_over_datasets(grid, "rounds"),
+            paper.TABLE3_AVERAGE,
+            lambda m: "over seeds present in all four" if accuracy[m] else NOT_RUN_TEXT,
+        )
+    return grid.make_table(
+        "table3",
+        "Table 3: accuracy and rounds",
+        TABLE3_COLUMNS,
+        rows,
+        "`flrce` is `flrce-no-stop` cut in the round in which its rule fires; until then the two"
+        " are one run.",
     )
 
 
-def _compute_gaps(
-    method: str, ours: Mapping[int, float], stopped: Mapping[int, float], whole: Mapping[int, float]
-) -> tuple[SeedInterval | None, SeedInterval | None]:
-    """FLrce minus a method, with its stop and without, seed by seed; the second is what selection
-    alone does.
-    """
-    if method == "flrce":
-        return None, None
-    return paired_difference(stopped, ours), (
-        None if method == "flrce-no-stop" else paired_difference(whole, ours)
-    )
-
-
-def _compare_with_paper(
-    accuracy: SeedInterval | None,
-    rounds: SeedInterval | None,
-    numbers: tuple[float, int] | None,
-    whole: bool,
-) -> tuple[Any, ...]:
-    """Ours, the paper's and the difference, of accuracy and of rounds."""
-    theirs = numbers if numbers else (None, None)
-    near = theirs if whole else (None, None)
-    return (
-        accuracy or NOT_RUN_TEXT,
-        theirs[0],
-        subtract_paper_value(accuracy, near[0]),
-        rounds or NOT_RUN_TEXT,
-        theirs[1],
-        subtract_paper_value(rounds, near[1]),
-    )
-
-
-def _build_average_rows(grid: FinishedRuns) -> list[tuple[Any, ...]]:
-    """The paper's last row: means over its four data sets, here seed by seed."""
-    if set(grid.request.datasets) != set(paper.PAPER_SETTINGS):
-        return []
-    rows: list[tuple[Any, ...]] = []
-    reference, whole = (
-        _mean_over_datasets(grid, name, "accuracy", 100) for name in ("flrce", "flrce-no-stop")
-    )
+def _build_method_rows(
+    grid: FinishedRuns,
+    label: str,
+    accuracy: ValuesByMethod,
+    rounds: ValuesByMethod,
+    numbers: Mapping[str, tuple[float, int]],
+    describe: Callable[[str], str],
+) -> list[tuple[Any, ...]]:
+    """A row for each method; FLrce minus it, with its stop and without, is taken seed by seed."""
+    rows = []
     for method in SHOWN_METHODS:
-        ours, rounds = (
-            _mean_over_datasets(grid, method, "accuracy", 100),
-            _mean_over_datasets(grid, method, "rounds"),
+        mean, last = (
+            SeedInterval.from_values(part[method].values()) for part in (accuracy, rounds)
         )
-        row = _compare_with_paper(
-            SeedInterval.from_values(ours.values()),
-            SeedInterval.from_values(rounds.values()),
-            paper.TABLE3_AVERAGE.get(method),
-            grid.has_paper_scale,
-        )
-        gaps = _compute_gaps(method, ours, reference, whole)
-        rows.append(
-            (
-                "Average",
-                method,
-                *row,
-                *gaps,
-                "over seeds present in all four" if ours else NOT_RUN_TEXT,
-            )
-        )
+        row = _compare_with_paper(grid, mean, last, numbers.get(method))
+        gaps = [
+            None if method in ("flrce", own) else paired_difference(accuracy[own], accuracy[method])
+            for own in ("flrce", "flrce-no-stop")
+        ]
+        rows.append((label, method, *row, *gaps, describe(method)))
     return rows
 
 
+def _compare_with_paper(
+    grid: FinishedRuns,
+    accuracy: SeedInterval | None,
+    rounds: SeedInterval | None,
+    numbers: tuple[float, int] | None,
+) -> tuple[Any, ...]:
+    """Ours, the paper's and the difference, of accuracy and of rounds."""
+    row: list[Any] = []
+    for ours, theirs in zip((accuracy, rounds), numbers or (None, None), strict=True):
+        gap = subtract_paper_value(ours, theirs) if grid.has_paper_scale else None
+        row += [ours or NOT_RUN_TEXT, theirs, gap]
+    return tuple(row)
+
+
 def _mean_over_datasets(
-    grid: FinishedRuns, method: str, name: str, scale: float = 1.0
-) -> dict[int, float]:
-    each = [
-        get_values_by_seed(grid.get_runs(dataset, method), name, scale)
-        for dataset in grid.request.datasets
-    ]
-    seeds = set.intersection(*(set(found) for found in each))
-    return {seed: fmean(found[seed] for found in each) for seed in sorted(seeds)}
+    grid: FinishedRuns, name: str, scale: float = 1.0
+) -> dict[str, dict[int, float]]:
+    """Method -> the mean over data sets, for the seeds that are present in all."""
+    means = {}
+    for method in SHOWN_METHODS:
+        values = [
+            get_values_by_seed(grid.get_runs(dataset, method), name, scale)
+            for dataset in grid.request.datasets
+        ]
+        seeds = sorted(set.intersection(*map(set, values)))
+        means[method] = {seed: fmean(one[seed] for one in values) for seed in seeds}
+    return means
 
 
 def build_table4(grid: FinishedRuns) -> PaperTable:
     """The threshold sweep (Table 4 and its figures), replayed from the runs without a stop."""
-    columns = (
-        TableColumn("data set"),
-        TableColumn("psi"),
-        TableColumn("stopped"),
-        TableColumn("accuracy %", 2),
-        TableColumn("paper %", 2),
-        TableColumn("difference", 2, True),
-        TableColumn("round"),
-        TableColumn("paper round", 0),
-        TableColumn("difference in rounds", 1, True),
-        TableColumn("acc/kJ, best = 1", 3),
-        TableColumn("acc/GB, best = 1", 3),
-        TableColumn("note"),
-    )
     rows: list[tuple[Any, ...]] = []
     for dataset in grid.request.datasets:
         sweep = {psi: grid.get_stopped_runs(dataset, psi) for psi in paper.PSI_GRID}
         per_joule, per_byte = (_scale_to_best(sweep, name) for name in EFFICIENCY_KEYS)
+        note = grid.describe_row(dataset, "flrce-no-stop")
         for psi, runs in sweep.items():
-            accuracy = SeedInterval.from_values(get_values_by_seed(runs, "accuracy", 100).values())
-            rounds = SeedInterval.from_values(get_values_by_seed(runs, "rounds").values())
+            accuracy, rounds = (
+                compute_interval(runs, name, scale)
+                for name, scale in (("accuracy", 100.0), ("rounds", 1.0))
+            )
             numbers = paper.TABLE4.get(dataset, {}).get(psi)
-            row = _compare_with_paper(accuracy, rounds, numbers, grid.has_paper_scale)
-            note = "; ".join(
-                filter(
-                    None,
-                    (
-                        _describe_paper_result(dataset, psi),
-                        grid.describe_row(dataset, "flrce-no-stop"),
-                    ),
-                )
-            )
-            rows.append(
-                (
-                    paper.get_dataset_label(dataset),
-                    grid.request.scale.scale_psi(psi),
-                    format_stop_count(runs),
-                    *row,
-                    per_joule[psi],
-                    per_byte[psi],
-                    note,
-                )
-            )
-    notes = (
+            row = _compare_with_paper(grid, accuracy, rounds, numbers)
+            notes = "; ".join(filter(None, (_describe_paper_result(dataset, psi), note)))
+            place = (paper.get_dataset_label(dataset), grid.request.scale.scale_psi(psi))
+            efficiencies = (per_joule[psi], per_byte[psi])
+            rows.append((*place, format_stop_count(runs), *row, *efficiencies, notes))
+    return grid.make_table(
+        "table4",
+        "Table 4: the threshold psi",
+        TABLE4_COLUMNS,
+        rows,
         "A run that psi does not stop counts with all its T rounds. Efficiencies are relative to"
         " the best mean of the data set; the paper draws both per psi and says that they are equal"
         " because every round costs the same.",
     )
-    return PaperTable(
-        f"table4-{grid.regime}",
-        format_title(grid, "Table 4: the threshold psi"),
-        columns,
-        tuple(rows),
-        notes,
-    )
 
 
 def _scale_to_best(
-    sweep: Mapping[float, Mapping[int, PaperRun]], name: str
+    sweep: Mapping[float, RunsBySeed], name: str
 ) -> dict[float, SeedInterval | None]:
     """An efficiency by psi, divided by the best mean."""
-    found = {
-        psi: SeedInterval.from_values(get_values_by_seed(runs, name).values())
-        for psi, runs in sweep.items()
-    }
-    best = max((value.mean for value in found.values() if value), default=1.0)
-    return {
-        psi: SeedInterval(value.mean / best, value.half and value.half / best, value.n)
-        if value
-        else None
-        for psi, value in found.items()
-    }
+    means = {psi: compute_interval(runs, name) for psi, runs in sweep.items()}
+    best = max((value.mean for value in means.values() if value), default=1.0)
+    return {psi: value and value.divide_by(best) for psi, value in means.items()}
 
 
-def format_stop_count(runs: Mapping[int, PaperRun]) -> str:
+def format_stop_count(runs: RunsBySeed) -> str:
     """How many seeds stopped before T."""
-    return (
-        f"{sum(bool(run.summary['stopped']) for run in runs.values())} of {len(runs)}"
-        if runs
-        else NOT_RUN_TEXT
-    )
+    if not runs:
+        return NOT_RUN_TEXT
+    return f"{sum(bool(run.summary['stopped']) for run in runs.values())} of {len(runs)}"
 
 
 def _describe_paper_result(dataset: str, psi: float) -> str:

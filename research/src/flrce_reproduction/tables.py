@@ -43,6 +43,9 @@ class SeedInterval:
             return True
         return False if self.mean + self.half < bound else None
 
+    def divide_by(self, unit: float) -> "SeedInterval":
+        return SeedInterval(self.mean / unit, self.half and self.half / unit, self.n)
+
     def format_interval(self, digits: int, signed: bool = False) -> str:
         half = "" if self.half is None else f" ± {self.half:.{digits}f}"
         return f"{self.mean:{'+' if signed else ''}.{digits}f}{half}"
@@ -52,9 +55,8 @@ def paired_difference(
     ours: Mapping[int, float], theirs: Mapping[int, float]
 ) -> SeedInterval | None:
     """ours - theirs, seed by seed."""
-    return SeedInterval.from_values(
-        ours[seed] - theirs[seed] for seed in sorted({*ours} & {*theirs})
-    )
+    both = sorted({*ours} & {*theirs})
+    return SeedInterval.from_values(ours[seed] - theirs[seed] for seed in both)
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,15 @@ class TableColumn:
     signed: bool = False
 
 
+def parse_columns(text: str) -> tuple[TableColumn, ...]:
+    """Columns with | between them, each with its digits: "method|accuracy %:2|difference:+2"."""
+    columns = []
+    for part in text.split("|"):
+        name, _, digits = part.partition(":")
+        columns.append(TableColumn(name, int(digits or 1), digits.startswith("+")))
+    return tuple(columns)
+
+
 @dataclass(frozen=True)
 class Provenance:
     """What made a table: the command that makes it again, and what its cells ran on."""
@@ -75,13 +86,9 @@ class Provenance:
     hardware: tuple[str, ...]
 
     def format_lines(self) -> list[str]:
-        return [
-            f"Command: `{self.command}`",
-            (
-                f"Versions: {'; '.join(self.versions) or NOT_RUN_TEXT}. Hardware:"
-                f" {'; '.join(self.hardware) or NOT_RUN_TEXT}."
-            ),
-        ]
+        versions = "; ".join(self.versions) or NOT_RUN_TEXT
+        hardware = "; ".join(self.hardware) or NOT_RUN_TEXT
+        return [f"Command: `{self.command}`", f"Versions: {versions}. Hardware: {hardware}."]
 
 
 @dataclass(frozen=True)
@@ -101,32 +108,18 @@ class PaperTable:
 
     def to_markdown(self, source: Provenance) -> str:
         """The table for people."""
-        lines = [
-            f"### {self.title}",
-            "",
-            _format_markdown_row([column.name for column in self.columns]),
+        cells = [
+            [_format_value(value, column) for value, column in zip(row, self.columns, strict=True)]
+            for row in self.rows
         ]
-        lines.append(_format_markdown_row(["---"] * len(self.columns)))
-        for row in self.rows:
-            lines.append(
-                _format_markdown_row(
-                    [
-                        _format_value(value, column)
-                        for value, column in zip(row, self.columns, strict=True)
-                    ]
-                )
-            )
-        lines += [
-            "",
-            (
-                "Mean ± half-width of the 95 % interval over seeds (Student's t); differences"
-                " between methods are taken seed by seed."
-            ),
-            *self.notes,
-            "",
-            *source.format_lines(),
-        ]
-        return "\n".join(lines) + "\n"
+        names = [column.name for column in self.columns]
+        grid = [f"| {' | '.join(line)} |" for line in (names, ["---"] * len(names), *cells)]
+        about = (
+            "Mean ± half-width of the 95 % interval over seeds (Student's t); differences between"
+            " methods are taken seed by seed."
+        )
+        lines = [f"### {self.title}", "", *grid, "", about, *self.notes, ""]
+        return "\n".join([*lines, *source.format_lines()]) + "\n"
 
     def to_csv(self, source: Provenance, long: bool = False) -> str:
         """The table for programs: full precision, an interval as mean, half-width and number of
@@ -138,11 +131,8 @@ class PaperTable:
         for line in (self.title, *self.notes, *source.format_lines()):
             file.write(f"# {line}\n")
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(
-            _expand_cells(
-                [column.name for column in columns], wide, lambda name: [name, f"{name} ±", "seeds"]
-            )
-        )
+        names = [column.name for column in columns]
+        writer.writerow(_expand_cells(names, wide, lambda name: [name, f"{name} ±", "seeds"]))
         for row in rows:
             writer.writerow(_expand_cells(row, wide, _to_csv_cells))
         return file.getvalue()
@@ -167,7 +157,3 @@ def _format_value(value: Any, column: TableColumn) -> str:
     if isinstance(value, float):
         return f"{value:{'+' if column.signed else ''}.{column.digits}f}"
     return "" if value is None else str(value)
-
-
-def _format_markdown_row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
