@@ -87,6 +87,25 @@ def test_means_have_torchs_bits(shape, n):
         )
 
 
+@given(SHAPES, st.sampled_from([0.0, float("nan"), float("inf"), -float("inf")]))
+def test_differences_have_numpys_bits_and_say_how_large_they_are(shape, odd):
+    values, w = rows(1, *shape[1:])[0].numpy().copy(), rows(1, shape[1], 7)[0].numpy()
+    values[shape[2] % len(values)] += np.float32(odd)
+    found = np.empty_like(w)
+    largest = linalg.write_difference(values, w, found)
+    assert found.tobytes() == (values - w).tobytes()
+    # numpy's largest is NaN where any value is
+    assert np.array_equal(largest, np.abs(values - w).max(), equal_nan=True)
+
+
+def test_differences_of_other_types_and_orders_are_left_to_numpy():
+    x, into = np.ones(8, np.float32), np.zeros(4, np.float32)
+    odd = np.frombuffer(b"-" + x.tobytes(), np.float32, 4, 1)  # between two floats
+    for values in (x[:4].astype(float), x[::2], odd):
+        assert linalg.write_difference(values, x[:4], into) is None
+    assert not into.any()
+
+
 def test_what_nobody_moves_keeps_the_sign_of_its_zero():
     w, U = torch.tensor([-0.0, 0.0, 1.0]), torch.tensor([[0.0, 0.0, 2.0], [0.0, -0.0, 4.0]])
     found = WeightedMean()(w, updates(U, [1.0, 1.0]), None)

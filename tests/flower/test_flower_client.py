@@ -18,6 +18,7 @@ from flrce.core.downlink import HeldPart, encode_model
 from flrce.flower import Local, LocalGrid, RecipeStrategy, client_app
 from flrce.methods.catalogue import recipes
 from flrce.methods.compression.rotated import RotatedCode
+from flrce.methods.downlink.chain import ChainedDownload
 from flrce.methods.downlink.difference import DifferenceDownload
 from flrce.methods.downlink.quantised import QuantisedDownload
 from flrce.methods.registry import PIECES
@@ -194,6 +195,13 @@ def test_a_first_contact_after_the_first_round_is_a_difference_to_the_initial_mo
         {k for record in result.history for k in record.chosen}
     )
     assert not any(record.rejected for record in result.history)
+
+
+def test_a_chain_travels_as_whole_models_and_is_recorded_as_such():
+    result = run(LocalGrid(numpy_app({}, initial=zeros), NODES), ChainedDownload(), rounds=2)
+    whole = 4 * NODES * CLASSES * (FEATURES + 1)
+    assert [record.bytes_down for record in result.history] == [whole, whole]
+    assert [record.why["downloads"] for record in result.history] == [{"full": NODES}] * 2
 
 
 def test_another_initial_model_is_sent_whole():

@@ -163,6 +163,22 @@ def test_template_puts_statistics_last_and_keeps_counters():
     assert torch.equal(template.pack(back, minus=torch.ones(18)), w - 1)
 
 
+@pytest.mark.parametrize("small", [True, False])
+def test_updates_are_the_models_difference_and_large_ones_say_how_far_they_reach(
+    monkeypatch, small
+):
+    monkeypatch.setattr("flrce.flower.arrays.MIN_COMPILED_FLOATS", 18 if small else 0)
+    template = ArrayTemplate.from_arrays(start())
+    back = template.unpack(torch.arange(18.0))  # minus 20: from -20 to -3
+    payload = template.pack_update(back, torch.full((18,), 20.0))
+    assert torch.equal(payload.buffers["u"], torch.arange(18.0) - 20)
+    assert payload.largest in ((None,) if small else (20.0, None))  # None without a compiler
+    back["layer.bias"] = Array(np.float32([1, np.nan, 2]))
+    after = template.pack_update(back, torch.zeros(18))
+    assert int(after.buffers["u"].isnan().sum()) == 1
+    assert after.largest is None or np.isnan(after.largest)
+
+
 def test_arrays_of_other_precision_and_order_come_back_as_they_were():
     arrays = ArrayRecord(
         {

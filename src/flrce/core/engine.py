@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flrce.core.downlink import HeldPart
+from flrce.core.downlink import EncodedModel, HeldPart
 from flrce.core.pieces import Recipe
 from flrce.core.record import read_clock
 from flrce.core.roles import RoundView, default_property, overrides
@@ -103,6 +103,10 @@ class Engine(ABC):
     def adapt_task(self, task: Task) -> Task:
         """The task as its client can do it."""
         return task
+
+    def get_download_kind(self, model: EncodedModel) -> str:
+        """How a model travels: "full", "first" or "difference"."""
+        return "full" if model.download is None else model.download.kind
 
     def count_all_samples(self, clients: Sequence[str]) -> Tensor:
         """(clients,) float64: the training samples of each."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from flrce.core import tensor_bytes
@@ -132,6 +133,21 @@ def write_weighted_mean(w: Tensor, U: Tensor, n: Tensor, into: Tensor) -> bool:
     return True
 
 
+def write_difference(values: NDArray[Any], w: NDArray[Any], into: NDArray[Any]) -> float | None:
+    """Writes values - w, vectors of float32, and returns the largest magnitude: NaN where one is.
+    None: it did not.
+    """
+    vectors = (values, w, into)
+    if not all(x.dtype == np.float32 and x.flags.aligned and x.flags.c_contiguous for x in vectors):
+        return None
+    code = _load_library()
+    if code is None:
+        return None
+    pointers = [x.ctypes.data for x in vectors]
+    bits = code.subtract(*pointers[:2], len(values), pointers[2])
+    return float(np.uint32(bits).view(np.float32))
+
+
 def sum_rotated_blocks(U: Tensor, signs: Tensor, offsets: Tensor, k: int) -> Tensor | None:
     """(P, 2 k) sums of the rows' blocks of k floats, with signs, each from its offset on; None: not
     made.
@@ -174,7 +190,9 @@ def _load_library() -> ctypes.CDLL | None:
     code.gram.argtypes = [*TABLE_ARGTYPES, LONG, POINTER, POINTER]
     code.mean.argtypes = [*TABLE_ARGTYPES, POINTER, DOUBLE, POINTER, POINTER]
     code.turned.argtypes = [*TABLE_ARGTYPES, POINTER, POINTER, LONG, POINTER]
+    code.subtract.argtypes = [POINTER, POINTER, LONG, POINTER]
     for each in (code.gram, code.mean, code.turned):
         each.restype = None
+    code.subtract.restype = ctypes.c_uint32
     code.count_tile_rows.restype = LONG
     return code

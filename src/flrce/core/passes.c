@@ -32,8 +32,9 @@ static void widened(const float *restrict from, double *restrict to, long count)
 }
 
 /* The sums of one tile's products over COLUMNS columns of its rows and of its columns, added to G from the first lane
- * to the last. */
-static void add_tile(const double *rows, const double *columns, long P, double *G) {
+ * to the last. On the diagonal, where rows are columns, only the upper half is made. */
+static inline __attribute__((always_inline)) void add_tile(const double *rows, const double *columns, long P, double *G,
+                                                           int diagonal) {
     vec sum[TILE][TILE];
     memset(sum, 0, sizeof sum);
     for (long c = 0; c < COLUMNS; c += LANES) {
@@ -41,7 +42,7 @@ static void add_tile(const double *rows, const double *columns, long P, double *
         for (int q = 0; q < TILE; q++) across[q] = *(const vec *)(columns + q * COLUMNS + c);
         for (int r = 0; r < TILE; r++) {
             vec down = *(const vec *)(rows + r * COLUMNS + c);
-            for (int q = 0; q < TILE; q++) sum[r][q] += down * across[q];
+            for (int q = diagonal ? r : 0; q < TILE; q++) sum[r][q] += down * across[q];
         }
     }
     for (int r = 0; r < TILE; r++)
@@ -50,8 +51,11 @@ static void add_tile(const double *rows, const double *columns, long P, double *
 }
 
 static void products(const double *wide, long P, double *G) {
-    for (long i = 0; i < P; i += TILE)
-        for (long j = i; j < P; j += TILE) add_tile(wide + i * COLUMNS, wide + j * COLUMNS, P, G + i * P + j);
+    for (long i = 0; i < P; i += TILE) {
+        const double *rows = wide + i * COLUMNS;
+        add_tile(rows, rows, P, G + i * P + i, 1);
+        for (long j = i + TILE; j < P; j += TILE) add_tile(rows, wide + j * COLUMNS, P, G + i * P + j, 0);
+    }
 }
 
 /* The upper triangle of G (P, P), on zeros: dot products of all pairs of rows. P is a multiple of TILE, and `wide` has
@@ -62,6 +66,19 @@ void gram(const float *U, long rows, long stride, long d, long P, double *wide, 
         for (long r = 0; r < rows; r++) widened(U + r * stride + start, wide + r * COLUMNS, count);
         products(wide, P, G);
     }
+}
+
+/* made = values - w. Returns the bits of the largest magnitude; a NaN's are above those of all numbers. */
+uint32_t subtract(const float *restrict values, const float *restrict w, long d, float *restrict made) {
+    uint32_t most = 0;
+    for (long c = 0; c < d; c++) {
+        uint32_t bits;
+        made[c] = values[c] - w[c];
+        memcpy(&bits, made + c, sizeof bits);
+        bits &= 0x7fffffff;
+        most = bits > most ? bits : most;
+    }
+    return most;
 }
 
 /* made = w + sum n_r u_r / weight; where the mean is 0, w as it is, for -0.0 + 0.0 would lose its sign. */

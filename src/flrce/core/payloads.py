@@ -95,8 +95,9 @@ def decode_update(
             f"decodes to {str(getattr(u, 'shape', type(u).__name__))[:40]}, not to {size} floats"
         )
     u = u.detach() if u.dtype == torch.float64 else u.detach().float()
-    # one pass; a NaN comes out as NaN
-    largest = max(map(abs, map(float, torch.aminmax(u)))) if size else 0.0
+    largest = payload.largest if task.compressor.is_dense else None
+    if largest is None:  # one pass; a NaN comes out as NaN
+        largest = max(map(abs, map(float, torch.aminmax(u)))) if size else 0.0
     if not math.isfinite(largest):
         return f"{int((~torch.isfinite(u)).sum())} of {size} values are not finite", None
     if largest > MAX_COORDINATE:

@@ -380,11 +380,13 @@ def encode_downloads(
     return state, dense
 
 
-def count_download_kinds(recipe: Recipe, models: Sequence[EncodedModel]) -> dict[str, Any]:
+def count_download_kinds(
+    recipe: Recipe, engine: Engine, models: Sequence[EncodedModel]
+) -> dict[str, Any]:
     """For the ledger: how many downloads of each kind a round has; nothing where all are dense."""
     if recipe.downlink.is_dense or not models:
         return {}
-    kinds = Counter("full" if model.download is None else model.download.kind for model in models)
+    kinds = Counter(engine.get_download_kind(model) for model in models)
     return {"downloads": dict(sorted(kinds.items()))}
 
 

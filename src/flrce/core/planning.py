@@ -88,7 +88,7 @@ def plan_round(recipe: Recipe, engine: Engine, state: State, seed: int, T: int =
     notes = engine.annotate_tasks(tasks)
     absent = count_absent(state.roster, pool, busy, unreachable)
     state, models = encode_downloads(recipe, engine, state, tasks)
-    kinds = count_download_kinds(recipe, models)
+    kinds = count_download_kinds(recipe, engine, models)
     selection = replace(selection, why={**selection.why, **notes, **absent, **kinds})
     pending_tasks = dispatch(recipe, engine, state, tasks, models, pending, now)
     keep = selection.keep or recipe.pace.max_replies(recipe.P)

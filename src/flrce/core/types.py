@@ -106,6 +106,8 @@ class Payload:
     """Encoded buffers as they travel; `nbytes` is what they really weigh."""
 
     buffers: Mapping[str, Tensor]
+    # largest magnitude of an update, where the server found it while it unpacked a whole model
+    largest: float | None = None
 
     @property
     def nbytes(self) -> int:

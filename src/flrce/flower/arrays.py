@@ -15,8 +15,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flrce.core.linalg import MIN_COMPILED_FLOATS, write_difference
 from flrce.core.pieces import MalformedPayload
 from flrce.core.tensor_bytes import allocate_tensor, count_value_bytes
+from flrce.core.types import Payload
 from flrce.errors import BadInput
 from flrce.models.flat import ModelLayout, TensorSlot
 
@@ -119,6 +121,10 @@ def _read_named_array(
         raise MalformedPayload(f"array {name[-60:]!r}: {why}") from why
 
 
+def _subtract(values: NDArray[Any], base: NDArray[Any], into: NDArray[Any]) -> None:
+    np.subtract(values.astype(into.dtype, copy=False), base, out=into)
+
+
 def _is_compatible_dtype(found: str, wanted: str) -> bool:
     return found == wanted or (found in FLOAT_DTYPES and wanted in FLOAT_DTYPES)
 
@@ -186,22 +192,44 @@ class ArrayTemplate:
 
         It is written `into` a vector of its size and dtype where there is one.
         """
-        if set(arrays) != set(self.dtypes):
-            odd = sorted(set(arrays) ^ set(self.dtypes))
-            raise MalformedPayload(f"arrays differ in {len(odd)} names, such as {odd[0][:60]!r}")
-        w = allocate_tensor(self.layout.size, dtype=self.dtype) if into is None else into
+        w = self._allocate_vector(arrays, into)
         flat, base = w.numpy(), None if minus is None else minus.numpy()
         for slot in self.layout.slots:
-            values = _read_named_array(
-                slot.name, arrays[slot.name], self.dtypes[slot.name], slot.shape
-            ).reshape(-1)
+            values = self._read_values(arrays, slot)
             if base is None:
                 flat[slot.span] = values
             else:
-                np.subtract(
-                    values.astype(flat.dtype, copy=False), base[slot.span], out=flat[slot.span]
-                )
+                _subtract(values, base[slot.span], flat[slot.span])
         return w
+
+    def pack_update(self, arrays: ArrayRecord, w: Tensor, into: Tensor | None = None) -> Payload:
+        """The record minus w as a dense payload; of large models with its largest magnitude, which
+        is found in the same pass.
+        """
+        if self.layout.size <= MIN_COMPILED_FLOATS:
+            return Payload({"u": self.pack(arrays, minus=w, into=into)})
+        u, largest = self._allocate_vector(arrays, into), []
+        flat, base = u.numpy(), w.numpy()
+        for slot in self.layout.slots:
+            parts = self._read_values(arrays, slot), base[slot.span], flat[slot.span]
+            largest.append(write_difference(*parts))
+            if largest[-1] is None:
+                _subtract(*parts)
+        known = [x for x in largest if x is not None]
+        # the largest of all; a NaN comes out as NaN
+        return Payload({"u": u}, float(np.max(known)) if len(known) == len(largest) else None)
+
+    def _allocate_vector(self, arrays: ArrayRecord, into: Tensor | None) -> Tensor:
+        """Where a record's values go; Malformed unless it has the template's keys."""
+        if set(arrays) != set(self.dtypes):
+            odd = sorted(set(arrays) ^ set(self.dtypes))
+            raise MalformedPayload(f"arrays differ in {len(odd)} names, such as {odd[0][:60]!r}")
+        return allocate_tensor(self.layout.size, dtype=self.dtype) if into is None else into
+
+    def _read_values(self, arrays: ArrayRecord, slot: TensorSlot) -> NDArray[Any]:
+        """(slot.size,) the values of one array."""
+        dtype = self.dtypes[slot.name]
+        return _read_named_array(slot.name, arrays[slot.name], dtype, slot.shape).reshape(-1)
 
     def count_float_bytes(self, arrays: ArrayRecord) -> int:
         """Bytes of a packed record's float values as they travelled: not every client keeps to our

@@ -161,8 +161,6 @@ class HeldModelTracker:
             return replace(task, download=None)
         if download.code is not None and not is_device_code(download.code):
             return replace(task, download=None)
-        if download.code is not None and not is_device_code(download.code):
-            return replace(task, download=None)
         if download.kind == "first" and not (download.code and self.holds_initial(client)):
             return replace(task, download=Download("full", None, HASH_BYTES))
         return task

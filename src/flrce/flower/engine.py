@@ -13,7 +13,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from flrce.core.downlink import HeldPart
+from flrce.core.downlink import EncodedModel, HeldPart
 from flrce.core.engine import Engine
 from flrce.core.forecast import estimate_payload_bytes, estimate_upload_bytes
 from flrce.core.pending import split_due_tasks
@@ -28,7 +28,6 @@ from flrce.core.types import (
     ClientCost,
     ClientStates,
     Evaluation,
-    Payload,
     PendingTask,
     Portion,
     PrimaryMetric,
@@ -152,6 +151,12 @@ class FlowerEngine(Engine):
         task = self.held.adapt_download(task, client)
         task = task if client.compresses else replace(task, compressor=NoCompression())
         return task if client.parts else replace(task, part=Portion())
+
+    def get_download_kind(self, model: EncodedModel) -> str:
+        """As it is billed: where costs are measured, what has no payload travels whole."""
+        if self.costs is None and model.payload is None:
+            return "full"
+        return super().get_download_kind(model)
 
     def get_task_layout(self, task: Task) -> TaskLayout:
         if task.part.is_whole:
@@ -348,7 +353,8 @@ class FlowerEngine(Engine):
         if odd:
             found = replace(found, payload=None, error=f"malformed: {odd}")
         elif found.payload and task.compressor.is_dense:
-            found = replace(found, payload=Payload(OneTimeBuffers(found.payload.buffers)))
+            buffers = OneTimeBuffers(found.payload.buffers)
+            found = replace(found, payload=replace(found.payload, buffers=buffers))
         return self._measure_reply(sent, found, seconds)
 
     def _measure_reply(self, sent: SentTask, reply: Reply, seconds: float) -> Reply:

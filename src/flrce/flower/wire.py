@@ -235,11 +235,11 @@ def read_reply(
             "the whole model from a client that says it compresses; add the mod to it: compressing"
         )
     if rich:
-        buffers = read_tensors(values, cap, {} if into is None else {"u": into})
+        payload = Payload(read_tensors(values, cap, {} if into is None else {"u": into}))
         more = read_tensors(extras, cap)
-        up = count_upload_bytes(buffers, more)
+        up = count_upload_bytes(payload.buffers, more)
     else:
-        buffers, more = {"u": template.pack(values, minus=w, into=into)}, {}
+        payload, more = template.pack_update(values, w, into), {}
         up = template.count_float_bytes(values)
     if weight_key not in metrics:
         raise MalformedPayload(
@@ -252,7 +252,7 @@ def read_reply(
     return Reply(
         task.client,
         t if type(t) is int else -1,
-        Payload(buffers),
+        payload,
         n=int(n) if isinstance(n, float) and n.is_integer() else n,  # type: ignore[arg-type]
         loss=_find_number(metrics, "train_loss", "loss") or 0.0,
         loss_square=_find_number(metrics, "loss-square") or 0.0,

@@ -63,17 +63,21 @@ class EMA(ServerAverage):
         return RunningMeanState(torch.zeros(D, dtype=torch.float64))
 
     def observe(self, state: RunningMeanState, event: RoundEvent) -> RunningMeanState:
-        total = allocate_like(state.total)
-        for part, before, w in zip(
-            *(x.split(FLOATS_PER_CACHE_BLOCK) for x in (total, state.total, event.w_next)),
-            strict=True,
-        ):
-            torch.mul(before, self.decay, out=part).add_(w, alpha=1 - self.decay)  # in the cache
-        headway, straight, known = (
-            self._compute_headway(state, event),
-            state.straight,
-            state.known,
-        )
+        total, products = allocate_like(state.total), torch.zeros(3, dtype=torch.float64)
+        has_way = state.weight > 1 - self.decay  # after one round the average is w itself
+        d = event.updates.trainable
+        part = FLOATS_PER_CACHE_BLOCK if d > LARGE_MODEL_FLOATS else FLOATS_PER_CAST
+        for start in range(0, len(total), part):  # both sums while a block is in the cache
+            block, trained = slice(start, start + part), slice(start, min(start + part, d))
+            if has_way and start < d:
+                average = state.total[trained] / state.weight
+                way = event.w[trained] - average
+                step = (event.w_next[trained] - event.w[trained]).double()
+                products += torch.stack([way @ step, way @ way, step @ step])
+            torch.mul(state.total[block], self.decay, out=total[block])
+            total[block].add_(event.w_next[block], alpha=1 - self.decay)
+        headway = _compute_headway(products)
+        straight, known = state.straight, state.known
         if headway is not None:
             straight = self.decay * straight + (1 - self.decay) * headway
             known = self.decay * known + (1 - self.decay)
@@ -111,24 +115,16 @@ class EMA(ServerAverage):
         """Of the round that was observed last."""
         return state.headway
 
-    def _compute_headway(self, state: RunningMeanState, event: RoundEvent) -> float | None:
-        """Cosine between the round's step and the way from the average before it to w; None where
-        there is no way.
 
-        w - average is the decayed sum of the past steps: 1 means straight on, below 0 back towards
-        the average. After one round the average is w itself, and what is left of the way is
-        rounding.
-        """
-        if state.weight <= 1 - self.decay:
-            return None
-        d, products = event.updates.trainable, torch.zeros(3, dtype=torch.float64)
-        vectors = (event.w[:d], event.w_next[:d], state.total[:d])
-        part = FLOATS_PER_CACHE_BLOCK if d > LARGE_MODEL_FLOATS else FLOATS_PER_CAST
-        for w, w_next, total in zip(*(vector.split(part) for vector in vectors), strict=True):
-            way, step = w - total / state.weight, (w_next - w).double()
-            products += torch.stack([way @ step, way @ way, step @ step])
-        length = math.sqrt(float(products[1] * products[2]))
-        return float(products[0]) / length if length else None
+def _compute_headway(products: Tensor) -> float | None:
+    """Cosine between a round's step and the way from the average before it to w, from <way, step>,
+    <way, way> and <step, step>; None where there is no way.
+
+    w - average is the decayed sum of the past steps: 1 means straight on, below 0 back towards the
+    average. What is left of the way after one round is rounding.
+    """
+    length = math.sqrt(float(products[1] * products[2]))
+    return float(products[0]) / length if length else None
 
 
 #: the final model of our presets: the average, unless it is young or rounds go straight on
