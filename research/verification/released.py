@@ -7,7 +7,7 @@ import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
+from types import CodeType, MappingProxyType
 from typing import Any
 
 
@@ -39,6 +39,7 @@ REPOSITORIES = {
     "feddc": Repository("gaoliang13", "FedDC", "13440c2"),
     "fednova": Repository("JYWa", "FedNova", "47b4e09"),
     "moon": Repository("QinbinLi", "MOON", "8fcba3c"),
+    "fedasync": Repository("xcgoner", "async_fl", "4730eeb"),
     "fedrep": Repository("lgcollins", "FedRep", "d82e629"),
 }
 
@@ -83,3 +84,20 @@ def load_definitions(
     scope = dict(namespace)
     exec(compile(tree, str(path), "exec"), scope)
     return scope
+
+
+def load_statements(code: Path, repository: str, file: str, first: str, last: str) -> CodeType:
+    """The statements of a released script from the one that assigns `first` to that of `last`."""
+    path = code / REPOSITORIES[repository].name / file
+    for block in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        body = getattr(block, "body", None)
+        names = [_find_assigned(node) for node in body] if isinstance(body, list) else []
+        if first in names and last in names:
+            found = body[names.index(first) : names.index(last) + 1]
+            return compile(ast.Module(found, []), str(path), "exec")
+    raise SystemExit(f"{path}: no statements from {first} to {last}")
+
+
+def _find_assigned(node: ast.AST) -> str:
+    target = node.targets[0] if isinstance(node, ast.Assign) else None
+    return target.id if isinstance(target, ast.Name) else ""

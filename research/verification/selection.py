@@ -29,6 +29,7 @@ from flrce.methods.selection.utility import (
     CANDIDATES_PER_PLACE,
     SCORE_CUTOFF_RATIO,
     duration_percentile,
+    find_blacklisted,
     slowness_penalty,
     utility_scores,
 )
@@ -60,7 +61,9 @@ class ChoiceRecorder:
 
 
 def verify_oort(code: Path) -> Check:
-    """Candidates of a round and their probabilities, to exploit and to explore."""
+    """Candidates of a round and their probabilities, to exploit and to explore; in half of the
+    cases with a blacklist.
+    """
     recorder = ChoiceRecorder()
     namespace = {
         "math": math,
@@ -70,7 +73,10 @@ def verify_oort(code: Path) -> Check:
         "Random": Random,
     }
     name = "_training_selector"
-    scope = load_definitions(code, "oort", "oort/oort.py", [name], namespace)
+    # a list cannot be cut at a float: the released blacklist fails once it is full
+    limit = "self.args.blacklist_max_len * len(self.totalArms)"
+    replacements = {limit: f"int({limit})"}
+    scope = load_definitions(code, "oort", "oort/oort.py", [name], namespace, replacements)
     worst, cases = 0.0, 300
     for seed in range(cases):
         rng = np.random.default_rng(seed)
@@ -91,7 +97,7 @@ def draw_history(rng: Generator) -> SimpleNamespace:
     seen = rng.random(clients) < 0.6
     seen[:6], seen[-6:] = True, False
     t = int(rng.integers(5, 90))
-    return SimpleNamespace(
+    history = SimpleNamespace(
         t=t,
         count=int(rng.integers(4, 9)),
         seen=torch.from_numpy(seen),
@@ -102,6 +108,12 @@ def draw_history(rng: Generator) -> SimpleNamespace:
         threshold=float(rng.choice([10, 30, 60, 95])),
         exploration=float(rng.choice([0.2, 0.4, 0.6])),
     )
+    history.asked = torch.from_numpy(rng.integers(1, 9, clients)).where(history.seen, 0)
+    history.blacklist = int(rng.choice([-1, 4]))
+    # the released code needs one client more than it exploits
+    spare = int(history.seen.sum()) - int(history.count * (1 - history.exploration)) - 1
+    history.share = min(0.3, spare / clients)
+    return history
 
 
 def build_oort_settings(history: SimpleNamespace) -> SimpleNamespace:
@@ -114,7 +126,8 @@ def build_oort_settings(history: SimpleNamespace) -> SimpleNamespace:
         sample_window=CANDIDATES_PER_PLACE,
         pacer_step=10**6,
         pacer_delta=5,
-        blacklist_rounds=-1,
+        blacklist_rounds=history.blacklist,
+        blacklist_max_len=history.share,
         clip_bound=CLIP,
         round_penalty=PENALTY,
         cut_off_util=SCORE_CUTOFF_RATIO,
@@ -127,13 +140,16 @@ def fill_selector(selector: Any, history: SimpleNamespace) -> None:
         reward = float(history.U[k] if seen else history.n[k])
         selector.register_client(k, {"reward": reward, "duration": float(history.seconds[k])})
         if seen:
-            selector.totalArms[k].update(count=1, time_stamp=int(history.L[k]))
+            selector.totalArms[k].update(count=int(history.asked[k]), time_stamp=int(history.L[k]))
             selector.unexplored.discard(k)
 
 
 def score_seen(history: SimpleNamespace) -> tuple[torch.Tensor, torch.Tensor]:
     """(clients within reach of the top, their odds)."""
-    known = history.seen.nonzero()[:, 0]
+    known = history.seen
+    if history.blacklist >= 0:
+        known = known & ~find_blacklisted(history.asked, history.blacklist, history.share)
+    known = known.nonzero()[:, 0]
     preferred = duration_percentile(history.seconds, history.threshold)
     slow = slowness_penalty(history.seconds, preferred, PENALTY)
     score = utility_scores(

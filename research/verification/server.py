@@ -1,16 +1,19 @@
 """Released functions of the server and of compressors, and flrce's, on the same random inputs."""
 
+import math
 from collections import OrderedDict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from released import Check, load_definitions
+from released import Check, load_definitions, load_statements
 from torch import Tensor, nn
 
 from flrce.core.types import Updates
 from flrce.methods.aggregation.mean import WeightedMean
+from flrce.methods.aggregation.staleness import FedAsyncMixing
 from flrce.methods.compression.quantize import Quantizer
 from flrce.models.flat import make_layout, pack_model
 from flrce.rng import make_stream
@@ -19,7 +22,29 @@ WIDTHS = (1.0, 0.5, 0.25)
 
 
 def verify_server(code: Path) -> list[Check]:
-    return [verify_quantizer(code), verify_heterofl(code)]
+    return [verify_quantizer(code), verify_heterofl(code), verify_fedasync(code)]
+
+
+def verify_fedasync(code: Path) -> Check:
+    """alpha_t of a reply by its age. In the released script the model after `epoch` updates has the
+    time stamp `epoch`, so that a reply to the newest model has age 0.
+    """
+    file = "train_cifar10_mxnet_fedasync_singlethread_impl.py"
+    statements = load_statements(code, "fedasync", file, "worker_delay", "alpha_scaled")
+    kinds = {"constant": "none", "polynomial": "power", "hinge": "hinge"}
+    cases, worst = 300, 0.0
+    for seed in range(cases):
+        rng = np.random.default_rng(seed)
+        staleness: Any = list(kinds)[seed % len(kinds)]
+        a, b = float(rng.uniform(0.1, 10)), int(rng.integers(0, 8))
+        epoch, age, alpha = int(rng.integers(20, 900)), int(rng.integers(0, 17)), rng.uniform()
+        settings = SimpleNamespace(alpha_type=kinds[staleness], alpha_adaptive=a, alpha_adaptive2=b)
+        scope = {"math": math, "args": settings, "alpha": alpha, "epoch": epoch, "sum_delay": 0}
+        names: dict[str, Any] = {"worker_ts": epoch - age}
+        exec(statements, scope | names, names)
+        mine = alpha * FedAsyncMixing(0.6, staleness, a, b).staleness_weight(age)
+        worst = max(worst, abs(mine - names["alpha_scaled"]))
+    return Check("FedAsync", "alpha_scaled", cases, worst, 1e-12, "statements of a script")
 
 
 def verify_quantizer(code: Path) -> Check:

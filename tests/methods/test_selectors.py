@@ -208,6 +208,41 @@ def test_clip_and_scale_look_at_those_never_seen_too():
         replace(recipes.oort(), selector=UtilitySelector(over="unseen"))
 
 
+def test_the_blacklist_by_hand():
+    count = torch.tensor([3, 7, 2, 5, 7, 0])  # above 2: 0, 1, 3, 4; asked most: 1 and 4, then 3
+    found = [utility.find_blacklisted(count, 2, share).tolist() for share in (1.0, 0.5, 0.1)]
+    assert found == [
+        [True, True, False, True, True, False],
+        [False, True, False, True, True, False],
+        [False] * 6,
+    ]
+    assert not utility.find_blacklisted(count, 7, 1.0).any()  # more than 7, not 7 times
+
+
+def test_a_client_asked_more_than_the_blacklist_allows_is_not_chosen():
+    selector = UtilitySelector(overcommit=1.0, blacklist=2, blacklist_share=0.5)
+    view, _ = a_view(t=4, P=2, n=(10,) * 6, seconds=(1.0,) * 6)
+    m = selector.initial_state(6, 2, 2)
+    for t in (1, 2, 3):  # clients 1 and 4 are asked three times; the reply of 5 does not count
+        m = selector.observe(m, an_event(t, [1, 4], [100.0, 100.0], n=[10, 10], chosen=(1, 4, 5)))
+    assert m.count.tolist() == [0, 3, 0, 0, 3, 3]
+    for seed in range(20):
+        chosen = selector.select(m, view, make_stream(seed, "select", 4))
+        assert set(chosen.k) <= {0, 2, 3}
+        assert chosen.why["blacklisted"] == 3
+    # with three clients left and P = 4, nobody is kept out
+    view, _ = a_view(t=4, P=4, n=(10,) * 6, seconds=(1.0,) * 6)
+    assert selector.select(m, view, make_stream(0, "select", 4)).why["blacklisted"] == 0
+
+
+def test_the_blacklist_survives_a_resume(tmp_path):
+    tables = {"rounds": 6, "clients": 8, "per_round": 2, "recipe": {"name": "oort", "blacklist": 1}}
+    whole = runs.run(Experiment.from_tables(tables), tmp_path / "whole")
+    runs.run(Experiment.from_tables(tables | {"rounds": 3}), tmp_path / "cut")
+    cut = runs.run(Experiment.from_tables(tables), tmp_path / "cut", resume=True)
+    assert all(torch.equal(cut.model[name], x) for name, x in whole.model.items())
+
+
 def test_unknown_durations_are_the_middle_one():
     # half the clients never measured: they would be the fastest ten percent, and everybody else
     # would score nothing

@@ -21,13 +21,16 @@ from flrce.methods.selection.turns import RoundRobinSelector
 from flrce.methods.selection.utility import UtilitySelector
 
 
-def oort(overcommit: float = 1.1, percentile: float = 10.0, P: int = 10, **local: Any) -> Recipe:
+def oort(
+    overcommit: float = 1.1, percentile: float = 10.0, blacklist: int = 0, P: int = 10, **local: Any
+) -> Recipe:
     """Oort (Lai et al. 2021): clients with large losses that are fast enough, some unseen ones,
     spares asked along.
 
-    Replies count alike, as in its released code.
+    Replies count alike, as in its released code. A client asked more than `blacklist` times (0: no
+    limit) is no longer chosen.
     """
-    selector = UtilitySelector(overcommit=overcommit, percentile=percentile)
+    selector = UtilitySelector(overcommit=overcommit, percentile=percentile, blacklist=blacklist)
     return replace(
         fedavg(P, **local), selector=selector, aggregator=WeightedMean(by="equal"), name="oort"
     )

@@ -14,7 +14,7 @@ from annotated_types import Ge, Le
 from numpy.random import Generator
 from torch import Tensor
 
-from flrce.core.bounds import Percent, PositiveInt, Proportion
+from flrce.core.bounds import NonNegativeInt, Percent, PositiveInt, Proportion
 from flrce.core.roles import RoundView, Selector
 from flrce.core.types import RoundEvent, Selection
 from flrce.rng import draw_weighted
@@ -40,6 +40,15 @@ class UtilityState:
 
 
 @dataclass(frozen=True)
+class CountedUtilityState(UtilityState):
+    """The same with how often each client was asked, for a blacklist."""
+
+    count: Tensor = field(
+        default_factory=lambda: torch.zeros(0, dtype=torch.long), metadata={"rows": "trained"}
+    )
+
+
+@dataclass(frozen=True)
 class UtilitySelector(Selector):
     """Oort's selection: (1 - epsilon) of the places go by score, the others to clients never seen.
 
@@ -49,7 +58,9 @@ class UtilitySelector(Selector):
     is drawn uniformly. `overcommit` P are asked and the P fastest replies count; the rest are
     credited the mean utility. Once nobody is unseen, every place goes by score. Clients of unknown
     duration are taken for the middle one of those known. With `power` full batteries
-    count too, where devices report them (examples/contrib/eafl.py).
+    count too, where devices report them (examples/contrib/eafl.py). A client that was asked more
+    than `blacklist` times (0: no limit) is no longer chosen; at most the share `blacklist_share` of
+    all clients, those asked most, and nobody in a round in which fewer than P others are there.
     """
 
     epsilon: Proportion = 0.9
@@ -63,6 +74,8 @@ class UtilitySelector(Selector):
     pace: PositiveInt = 20  # rounds of the pacer's window
     delta: Percent = 5.0  # percentiles that it moves by
     power: Proportion = 0.0  # weight of the battery's level against the score, taken from 0 to 1
+    blacklist: NonNegativeInt = 0
+    blacklist_share: Proportion = 0.3
     device_agnostic: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -73,8 +86,12 @@ class UtilitySelector(Selector):
             )
 
     def initial_state(self, M: int, d: int, D: int) -> UtilityState:
-        zeros = torch.zeros(M, dtype=torch.float64)
-        return UtilityState(zeros, torch.zeros(M, dtype=torch.long), zeros.clone(), self.percentile)
+        zeros, never = torch.zeros(M, dtype=torch.float64), torch.zeros(M, dtype=torch.long)
+        if self.blacklist:
+            return CountedUtilityState(
+                zeros, never, zeros.clone(), self.percentile, count=never.clone()
+            )
+        return UtilityState(zeros, never, zeros.clone(), self.percentile)
 
     def exploration_probability(self, t: int) -> float:
         """epsilon in round t."""
@@ -88,8 +105,10 @@ class UtilitySelector(Selector):
         seconds = estimate_durations(m, view)
         preferred = duration_percentile(seconds, m.threshold)
         slow = slowness_penalty(seconds, preferred, self.alpha)
-        K = min(int(self.overcommit * view.P + 1e-9), len(pool))
-        known, unseen = (m.L[pool] > 0).nonzero()[:, 0], (m.L[pool] == 0).nonzero()[:, 0]
+        allowed = self._find_allowed(m, pool, view.P)
+        K = min(int(self.overcommit * view.P + 1e-9), int(allowed.sum()))
+        seen = m.L[pool] > 0
+        known, unseen = (seen & allowed).nonzero()[:, 0], (~seen & allowed).nonzero()[:, 0]
         epsilon = self.exploration_probability(view.t)
         places = min(max(int((1 - epsilon) * K), K - len(unseen)), len(known))
         picked = []
@@ -115,9 +134,19 @@ class UtilitySelector(Selector):
             "preferred_seconds": finite_or_none(preferred),
             "by_score": places,
         }
+        if self.blacklist:
+            why["blacklisted"] = int((~allowed).sum())
         return Selection(
             tuple(int(pool[i]) for i in picked), exploit=places > 0, keep=view.P, why=why
         )
+
+    def _find_allowed(self, m: UtilityState, pool: Tensor, P: int) -> Tensor:
+        """(pool,) bool: who may be chosen."""
+        if not isinstance(m, CountedUtilityState):
+            return torch.ones(len(pool), dtype=torch.bool)
+        allowed = ~find_blacklisted(m.count, self.blacklist, self.blacklist_share)[pool]
+        enough = int(allowed.sum()) >= min(P, len(pool))
+        return allowed if enough else torch.ones_like(allowed)
 
     def _weigh_by_battery(self, score: Tensor, rows: Tensor, view: RoundView) -> Tensor:
         """The score, or a weighted mean of score and battery."""
@@ -146,6 +175,10 @@ class UtilitySelector(Selector):
         )
         U[rest] = U[k].mean()
         L[k], L[rest], seconds[k] = event.t, event.t, updates.seconds
+        if isinstance(m, CountedUtilityState):
+            count = m.count.clone()
+            count[list(event.chosen)] += 1
+            m = replace(m, count=count)
         gained = float(U[k][exploited].mean()) if bool(exploited.any()) else 0.0
         return self.update_pacer(
             replace(m, U=U, L=L, seconds=seconds, current=m.current + gained), event.t
@@ -178,6 +211,15 @@ def estimate_durations(m: UtilityState, view: RoundView) -> Tensor:
     seconds = torch.where(estimates > 0, estimates, m.seconds[torch.tensor(view.pool)])
     known = seconds[seconds > 0]
     return seconds.where(seconds > 0, known.quantile(0.5) if len(known) else torch.inf)
+
+
+def find_blacklisted(count: Tensor, rounds: int, share: float) -> Tensor:
+    """(M,) bool: those asked more than `rounds` times; of more than `share` of all, those asked
+    most (lower ids first).
+    """
+    most = count.argsort(descending=True, stable=True)
+    listed = most[count[most] > rounds][: int(share * len(count))]
+    return torch.zeros(len(count), dtype=torch.bool).index_fill(0, listed, True)
 
 
 def duration_percentile(seconds: Tensor, threshold: float) -> float:
