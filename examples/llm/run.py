@@ -24,7 +24,7 @@ METHODS = {
     "fedit": {"name": "fedit"},
     "ffa-lora": {"name": "ffa-lora"},
     "fedit-4bit": {"name": "fedit", "compressor": {"piece": "quantize", "bits": 4}},
-    "flora": {"name": "flora", "rates": [1.0, 0.5]},
+    "flexlora": {"name": "flexlora", "rates": [1.0, 0.5]},
     "fedkseed": {"name": "fedkseed"},
 }
 SEEDS = 1024  # directions of fedkseed's model

@@ -1,13 +1,15 @@
 """flrce pieces list | show, and the families of flrce recipes list."""
 
 import json
+import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from flrce.cli.cli import main
 from flrce.core.types import RoundRecord
-from flrce.methods.catalogue.families import FAMILIES
+from flrce.methods.catalogue.families import EVIDENCE, FAMILIES, describe_evidence
 from flrce.methods.catalogue.recipes import CATALOGUE
 from flrce.methods.registry import PIECES
 from flrce.report.selection import get_phase
@@ -24,9 +26,24 @@ def test_every_recipe_belongs_to_one_family():
     assert set(members.values()) == {1}
 
 
+def test_every_recipe_says_how_it_was_verified_as_its_documentation_does():
+    words = Counter(name for names in EVIDENCE.values() for name in names)
+    assert set(words) == set(CATALOGUE)
+    assert set(words.values()) == {1}
+    text = (Path(__file__).parents[2] / "docs/methods.md").read_text()
+    found = {}
+    for section in re.split(r"\n##+ ", text):
+        names = re.findall(r"`([\w-]+)`", section.splitlines()[0])
+        verified = " ".join(re.findall(r"Verified: .*", section))
+        bold = set(re.findall(r"\*\*(run|code|paper|abstract|recalled)\*\*", verified))
+        found |= dict.fromkeys(names, bold or ({"ours"} if "Ours" in section else set()))
+    assert {name for name in CATALOGUE if describe_evidence(name) not in found[name]} == set()
+
+
 def test_recipes_are_listed_by_family(capsys):
     rows = read_json(capsys, "recipes", "list")
     assert {row["name"]: row["family"] for row in rows}["scaffold"] == "client drift"
+    assert {row["name"]: row["verified"] for row in rows}["tifl"] == "recalled"
     assert main(["recipes", "list"]) == 0
     assert capsys.readouterr().out.count("client drift") == 1
 

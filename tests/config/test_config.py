@@ -64,7 +64,7 @@ BAD = [
         "recipe={name='tifl', every=5}",
         "recipe.every and recipe.credits need recipe.policy = 'adaptive'",
     ),
-    ("recipe={name='flora', rates=0.5}", "recipe.rates = 0.5: should be a list"),
+    ("recipe={name='flexlora', rates=0.5}", "recipe.rates = 0.5: should be a list"),
     ("train={nesterov=true}", "train.nesterov = true is about momentum"),
     ("train={carry=true}", "train.carry = true keeps momentum or Adam's state, plain SGD has none"),
     ("data.size=0", "data.size = 0: should be greater than or equal to 1"),

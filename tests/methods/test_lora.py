@@ -407,7 +407,7 @@ ONLY_B = 2 * 4 * (64 + 32)
 METHODS = {
     "fedit": ("fedit", {}, 4 * SIZE, 4 * SIZE),
     "ffa-lora": ("ffa-lora", {}, 4 * ONLY_B, 4 * ONLY_B),
-    "flora": ({"name": "flora", "rates": [0.5, 0.25]}, {}, None, None),
+    "flexlora": ({"name": "flexlora", "rates": [0.5, 0.25]}, {}, None, None),
     "fedkseed": ("fedkseed", {"seeds": 40}, 4 * 40, None),
     "guided": (
         {"name": "fedit", "guided": True, "compressor": {"piece": "quantize", "bits": 4}},
@@ -442,7 +442,7 @@ def test_base_never_travels_and_runs_resume(place, tmp_path, name):
             assert record.bytes_down == 3 * down
         if up is not None:
             assert record.bytes_up == 3 * up
-    if name == "flora":  # ranks 2 and 1 of 4
+    if name == "flexlora":  # ranks 2 and 1 of 4
         assert {r.bytes_down for r in straight.history} <= {n * SIZE for n in (3, 4, 5, 6)}
     if name == "fedkseed":  # a step is 6 bytes; a role has at most 5 batches
         assert all(r.bytes_up <= 3 * 6 * 8 for r in straight.history)
@@ -471,8 +471,8 @@ def test_another_base_is_not_gone_on_with(place, tmp_path):
 @pytest.mark.parametrize(
     ("recipe", "told"),
     [
-        ({"name": "flora", "rates": []}, "rates is empty"),
-        ({"name": "flora", "rates": [1.0, 2.0]}, "rate 2.0: must be above 0 and at most 1"),
+        ({"name": "flexlora", "rates": []}, "rates is empty"),
+        ({"name": "flexlora", "rates": [1.0, 2.0]}, "rate 2.0: must be above 0 and at most 1"),
         ({"name": "fedit", "points": 0}, "recipe.points = 0: should be greater than 0"),
         ({"name": "fedkseed", "directions": 9}, "a step probes 9 directions, and 8 numbers train"),
     ],
@@ -564,7 +564,7 @@ def test_personal_adapters_stay_and_judge(place):
     assert result.summary["value"] > 1
 
 
-@pytest.mark.parametrize("name", ["flora", "fedkseed", "sparse"])
+@pytest.mark.parametrize("name", ["flexlora", "fedkseed", "sparse"])
 def test_flower_sends_the_same_and_no_base(place, name):
     """Each node loads the base from disk; what goes over Flower's messages is what the simulator
     books.
@@ -585,7 +585,7 @@ def test_flower_sends_the_same_and_no_base(place, name):
     assert all(torch.equal(sent[key], here.model[key]) for key in sent)
 
 
-@pytest.mark.parametrize("recipe", ["ffa-lora", "flora", "ranks", "seeds"])
+@pytest.mark.parametrize("recipe", ["ffa-lora", "flexlora", "ranks", "seeds"])
 def test_a_model_of_transformers_with_peft(place, recipe):
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     peft = pytest.importorskip("peft", reason="peft is not installed")
@@ -595,10 +595,10 @@ def test_a_model_of_transformers_with_peft(place, recipe):
         base, peft.LoraConfig(r=4, lora_alpha=16, target_modules=["q_proj", "v_proj"])
     )
     before = {name: p.clone() for name, p in net.state_dict().items()}
-    told = {"ranks": {"name": "flora", "rates": [0.5]}, "seeds": "fedkseed"}.get(recipe, recipe)
+    told = {"ranks": {"name": "flexlora", "rates": [0.5]}, "seeds": "fedkseed"}.get(recipe, recipe)
     tables = experiment(place, told, rounds=2)
     result = flrce.run(tables, model=SeedSpaceNetwork(net, 30) if recipe == "seeds" else net)
-    floats = {"ffa-lora": ONLY_B, "flora": SIZE, "ranks": SIZE // 2, "seeds": 30}[recipe]
+    floats = {"ffa-lora": ONLY_B, "flexlora": SIZE, "ranks": SIZE // 2, "seeds": 30}[recipe]
     assert all(record.bytes_down == 3 * 4 * floats for record in result.history)
     fixed = sum(p.nbytes for p in base.parameters() if not p.requires_grad)
     assert (
@@ -665,9 +665,9 @@ def test_a_run_that_no_budget_pays_for_is_still_of_its_metric(place):
 
 
 def test_products_of_no_adapters_are_told_of(caplog):
-    plain = flrce.Experiment(recipe={"name": "flora"}, engine={"workers": 1, "device": "cpu"})
+    plain = flrce.Experiment(recipe={"name": "flexlora"}, engine={"workers": 1, "device": "cpu"})
     build_simulation(plain).engine.close()
-    assert "flora averages products of adapters, and this network has none" in caplog.text
+    assert "flexlora averages products of adapters, and this network has none" in caplog.text
 
 
 def test_a_price_without_the_stop_that_asks_it_is_refused_in_python_too():
@@ -693,7 +693,7 @@ def test_the_example_goes_from_nothing_to_a_report(place, tmp_path, monkeypatch)
             "--length",
             "24",
             "--methods",
-            "flora,fedit-4bit,fedkseed",
+            "flexlora,fedit-4bit,fedkseed",
         ],
     )
     with pytest.raises(SystemExit) as ended:
@@ -703,7 +703,7 @@ def test_the_example_goes_from_nothing_to_a_report(place, tmp_path, monkeypatch)
     assert "perplexity" in page
     summaries = [
         json.loads((tmp_path / name / "summary.json").read_text())
-        for name in ("flora", "fedit-4bit")
+        for name in ("flexlora", "fedit-4bit")
     ]
     assert (
         summaries[1]["bytes_up"] < summaries[1]["bytes_down"] / 6
@@ -730,7 +730,7 @@ def test_the_example_tells_a_mistake_in_one_line(place, tmp_path):
 
 
 def test_catalogue_has_them_with_and_without_guidance():
-    for name in ("fedit", "ffa-lora", "flora", "fedkseed"):
+    for name in ("fedit", "ffa-lora", "flexlora", "fedkseed"):
         plain, guided = (
             recipes.CATALOGUE[name](P=5),
             recipes.CATALOGUE[name](P=5, guided=True, points=4.0),
@@ -740,3 +740,12 @@ def test_catalogue_has_them_with_and_without_guidance():
         assert guided.holdouts
         assert type(guided.selector).__name__ == "RoundRobinSelector"
     assert FrozenParameter(torch.zeros(2)).requires_grad is False
+
+
+def test_the_former_name_of_flexlora_works(caplog):
+    with caplog.at_level("WARNING"):
+        old = flrce.Experiment.load(None, ["recipe.name=flora", "recipe.rates=[0.5]"])
+    assert 'recipe "flora" is now called "flexlora"' in caplog.text
+    new = flrce.Experiment.load(None, ["recipe.name=flexlora", "recipe.rates=[0.5]"])
+    assert old.build_recipe() == new.build_recipe()
+    assert new.build_recipe().name == "flexlora"

@@ -8,7 +8,7 @@ from typing import Any
 
 from flrce.config.experiment import Experiment
 from flrce.errors import BadInput
-from flrce.methods.catalogue.families import CONTRIBUTED_METHODS, suggest_replacement
+from flrce.methods.catalogue.families import CONTRIBUTED_METHODS, FORMER_NAMES, suggest_replacement
 from flrce.methods.catalogue.lora import LORA_RECIPES
 from flrce.methods.catalogue.recipes import CATALOGUE
 
@@ -22,7 +22,7 @@ def list_variants(names: str) -> list[str]:
     for name in wanted:
         if name.endswith(".toml"):
             continue
-        if name not in CATALOGUE:
+        if FORMER_NAMES.get(name, name) not in CATALOGUE:
             hint = suggest_replacement(name, CATALOGUE, CONTRIBUTED_METHODS)
             raise BadInput(f"--recipes {name!r} is unknown; {hint}")
     return wanted

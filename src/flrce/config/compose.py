@@ -17,6 +17,7 @@ from flrce.errors import BadInput, format_one_line, suggest_name
 from flrce.methods.catalogue.families import (
     CONTRIBUTED_METHODS,
     CONTRIBUTED_PIECES,
+    FORMER_NAMES,
     suggest_replacement,
 )
 from flrce.methods.catalogue.recipes import CATALOGUE
@@ -61,6 +62,7 @@ def compose_recipe(
     chosen, local = dict(table), dict(local)
     label = chosen.pop("name", DEFAULT_RECIPE)
     name = chosen.pop("base", label)
+    name = FORMER_NAMES.get(name, name) if isinstance(name, str) else name
     _validate_recipe_name(name, label, "base" if "base" in table else "name")
     pieces = {role: chosen.pop(role) for role in ROLES if role in chosen}
     _move_old_settings(pieces, local)

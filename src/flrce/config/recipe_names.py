@@ -9,6 +9,7 @@ and keeps its meaning.
 from collections.abc import Mapping
 from typing import Any
 
+from flrce.methods.catalogue.families import FORMER_NAMES
 from flrce.methods.catalogue.recipes import OLD_PRESETS
 
 DEFAULT_RECIPE = "frugal"
@@ -31,6 +32,8 @@ def explain_changed_name(table: Mapping[str, Any]) -> str:
     """One line where the name or preset of a recipe changed its meaning; "" elsewhere."""
     table = complete_recipe_table(table) | {"preset": table.get("preset")}
     name, preset = table.get("base", table["name"]), table["preset"]
+    if isinstance(name, str) and name in FORMER_NAMES:
+        return f'recipe "{name}" is now called "{FORMER_NAMES[name]}"; both names work'
     if name not in PUBLISHED_RECIPES:
         return ""
     if preset is None:

@@ -43,7 +43,7 @@ from flrce.flower.options import (
 from flrce.flower.session import Result, Session
 from flrce.flower.wire import SAMPLES_KEY
 from flrce.methods.catalogue import recipes
-from flrce.methods.catalogue.families import CONTRIBUTED_METHODS, suggest_replacement
+from flrce.methods.catalogue.families import CONTRIBUTED_METHODS, FORMER_NAMES, suggest_replacement
 from flrce.methods.stopping.budget import AnyOf, CostBudget
 from flrce.training.batches import Samples
 from flrce.training.client import ClientRunner
@@ -332,6 +332,7 @@ class RecipeStrategy(FlrceStrategy):
 
     def __init__(self, recipe: Recipe | str, *fedavg: Any, **settings: Any) -> None:
         if isinstance(recipe, str):
+            recipe = FORMER_NAMES.get(recipe, recipe)
             if recipe not in recipes.CATALOGUE:
                 hint = suggest_replacement(recipe, recipes.CATALOGUE, CONTRIBUTED_METHODS)
                 raise BadInput(f"recipe {recipe!r}: {hint}")

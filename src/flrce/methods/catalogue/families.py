@@ -27,8 +27,33 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "several global models": ("ifca",),
     "robust to attackers": ("trimmed-mean", "median", "krum", "clipped-mean"),
     "differential privacy": ("dp-fedavg",),
-    "language models": ("fedit", "ffa-lora", "flora", "fedkseed"),
+    "language models": ("fedit", "ffa-lora", "flexlora", "fedkseed"),
 }  # fmt: skip
+
+#: what each method was compared with; docs/methods.md has the words and the details
+EVIDENCE: dict[str, tuple[str, ...]] = {
+    "run": (
+        "fedavg", "fednova", "oort", "pyramidfl", "divfl", "clustered-sampling", "scaffold",
+        "feddyn", "feddc", "moon", "fedcom-quantised", "fedcomgate", "heterofl", "fedasync", "fedrep",
+    ),
+    "code": (
+        "fedexp", "power-of-choice", "fedprox", "fedcom", "fedluar", "fedbuff", "fedbn",
+        "apfl",
+    ),
+    "paper": ("flrce", "flrce-no-stop"),
+    "abstract": ("fedlecc", "dadaquant", "fedolf"),
+    "recalled": (
+        "fedavgm", "fedadam", "fedyogi", "fedadagrad", "fedswa", "tifl", "trimmed-mean", "median",
+        "krum", "fedsam", "dropout", "timelyfl", "fedper", "ditto", "ifca", "dp-fedavg", "fedit",
+        "ffa-lora", "flexlora", "fedkseed",
+    ),
+    "ours": (
+        "frugal", "flrce-topk", "flrce-dropout", "flrce-freeze", "stratified-turns",
+        "clipped-mean",
+    ),
+}  # fmt: skip
+#: former names of methods, which still work
+FORMER_NAMES = {"flora": "flexlora"}
 
 #: methods that were reconstructed from abstracts, and pieces of theirs: files of examples/contrib
 CONTRIBUTED_METHODS = {name: name for name in ("eafl", "fedclean", "fedjoule", "autofl")}
@@ -40,3 +65,8 @@ def suggest_replacement(name: str, valid: Iterable[str], moved: dict[str, str]) 
     if name in moved:
         return f"it moved to examples/contrib/{moved[name]}.py, whose docstring shows how to use it"
     return suggest_name(name, valid)
+
+
+def describe_evidence(name: str) -> str:
+    """The word for how a method was verified."""
+    return next(word for word, names in EVIDENCE.items() if name in names)

@@ -44,14 +44,14 @@ def ffa_lora(
     )
 
 
-def flora(
+def flexlora(
     rates: Sequence[float] = (1.0,),
     guided: bool = False,
     points: PositiveFloat | None = None,
     P: int = 10,
     **local: Any,
 ) -> Recipe:
-    """FLoRA (Wang et al. 2024) and FlexLoRA (Bai et al. 2024): products averaged, not factors.
+    """FlexLoRA (Bai et al. 2024): products of adapters averaged, then cut to the rank that travels.
 
     `rates` are the shares of the model's rank that clients have: one for all, or each client one of
     several.
@@ -63,7 +63,7 @@ def flora(
         )
     mean = LoRAProductMean(cap=DEFAULT_SAMPLE_CAP_RATIO if guided else 0.0)
     base = replace(
-        _apply_flrce_guidance(fedavg(P, **local), guided, points), aggregator=mean, name="flora"
+        _apply_flrce_guidance(fedavg(P, **local), guided, points), aggregator=mean, name="flexlora"
     )
     return replace(base, submodel=PrefixUnits(rates=shares)) if set(shares) != {1.0} else base
 
@@ -115,6 +115,6 @@ def _apply_flrce_guidance(base: Recipe, guided: bool, points: float | None) -> R
 LORA_RECIPES: dict[str, Callable[..., Recipe]] = {
     "fedit": fedit,
     "ffa-lora": ffa_lora,
-    "flora": flora,
+    "flexlora": flexlora,
     "fedkseed": fedkseed,
 }
