@@ -34,7 +34,8 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 EVIDENCE: dict[str, tuple[str, ...]] = {
     "run": (
         "fedavg", "fednova", "oort", "pyramidfl", "divfl", "clustered-sampling", "scaffold",
-        "feddyn", "feddc", "moon", "fedcom-quantised", "fedcomgate", "heterofl", "fedasync", "fedrep",
+        "feddyn", "feddc", "moon", "fedcom-quantised", "fedcomgate", "heterofl", "fedasync",
+        "fedrep",
     ),
     "code": (
         "fedexp", "power-of-choice", "fedprox", "fedcom", "fedluar", "fedbuff", "fedbn",
