@@ -112,14 +112,8 @@ class TrainingStep:
     def __init__(
         self, scene: BoundNetwork, x: Tensor, y: Tensor, step: int, rate: float, terms: LossTerms
     ) -> None:
-        self.scene, self.x, self.y, self.step, self.rate, self.terms = (
-            scene,
-            x,
-            y,
-            step,
-            rate,
-            terms,
-        )
+        self.scene, self.x, self.y = scene, x, y
+        self.step, self.rate, self.terms = step, rate, terms
         self.before = scene.save_rng_state()
         self.g = scene.g
         self.seen: Tensor | None = None
@@ -140,9 +134,7 @@ class TrainingStep:
     @property
     def features(self) -> Tensor:
         if self.seen is None:
-            raise BadInput(
-                "the network's last layer was given nothing that could serve as features"
-            )
+            raise BadInput("the network's last layer was given nothing to serve as features")
         return self.seen
 
     @property
@@ -151,37 +143,27 @@ class TrainingStep:
 
     def gradient_at(self, at: Tensor) -> Tensor:
         with self._replay_randomness(), self.scene.use_weights(at), torch.enable_grad():
-            other = TrainingStep(self.scene, self.x, self.y, self.step, self.rate, self.terms)
-            self.scene.write_gradient(other.compute_total_loss(other.losses()))
-            return self.scene.g.clone()
+            return self._compute_gradient(self.x, self.y).clone()
 
     def sample_gradients(self, at: Tensor | None = None) -> Tensor:
-        net = self.scene.net
-        if any(
-            isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.training
-            for layer in net.modules()
-        ):
+        layers = self.scene.net.modules()
+        norms = (layer for layer in layers if isinstance(layer, nn.modules.batchnorm._BatchNorm))
+        if any(layer.training for layer in norms):
             raise BadInput(
                 "BatchNorm mixes samples, so that none has a gradient of its own; take GroupNorm"
             )
-        found = torch.empty(len(self.y), len(self.g), device=self.g.device)
-        with (
-            self._replay_randomness(),
-            self.scene.use_weights(self.scene.w[: len(self.g)] if at is None else at),
-            torch.enable_grad(),
-        ):
+        gradients = torch.empty(len(self.y), len(self.g), device=self.g.device)
+        point = self.scene.w[: len(self.g)] if at is None else at
+        with self._replay_randomness(), self.scene.use_weights(point), torch.enable_grad():
             for i in range(len(self.y)):
-                one = TrainingStep(
-                    self.scene,
-                    self.x[i : i + 1],
-                    self.y[i : i + 1],
-                    self.step,
-                    self.rate,
-                    self.terms,
-                )
-                self.scene.write_gradient(one.compute_total_loss(one.losses()))
-                found[i] = self.scene.g
-        return found
+                gradients[i] = self._compute_gradient(self.x[i : i + 1], self.y[i : i + 1])
+        return gradients
+
+    def _compute_gradient(self, x: Tensor, y: Tensor) -> Tensor:
+        """The scene's g (d,) after a backward pass of these samples with the links' terms."""
+        other = TrainingStep(self.scene, x, y, self.step, self.rate, self.terms)
+        self.scene.write_gradient(other.compute_total_loss(other.losses()))
+        return self.scene.g
 
     def forward_at(self, at: Tensor) -> tuple[Any, Tensor]:
         net = self.scene.net

@@ -102,31 +102,28 @@ class Product:
         R, C = range(self.rows), range(self.cols)
         start = ", const float *restrict start" if self.starts else ""
         sums = ", vec *sum, vec *square" if self.sums else ""
-        lines = [
-            f"KERNEL void {self.name}(const vec *restrict x, const float *restrict w, vec *restrict"
-            f" y{start}{sums}) {{"
-        ]
         first = "fill(start[{}])" if self.starts else "{{0}}"
         if self.adds:
             first = f"y[{{}} * {self.y_row} + {{}} * {self.y_col}]"
-        lines += [f"vec {', '.join(f'a{r}_{c} = {first.format(r, c)}' for c in C)};" for r in R]
-        lines += [
-            f"for (int i = 0; i < {self.depth}; i++, x += {self.x_depth}, w += {self.w_depth}) {{"
+        lines = [
+            f"KERNEL void {self.name}(const vec *restrict x, const float *restrict w, vec *restrict"
+            f" y{start}{sums}) {{",
+            *(f"vec {', '.join(f'a{r}_{c} = {first.format(r, c)}' for c in C)};" for r in R),
+            f"for (int i = 0; i < {self.depth}; i++, x += {self.x_depth}, w += {self.w_depth}) {{",
         ]
         for at, weight in self.taps:
             xs = [f"x[{at + c * self.x_col}]" for c in C]
             ws = [f"fill(w[{weight + r * self.w_row}])" for r in R]
-            lines += ["{ " + _outer("a", "w", ws, "x", xs)]
-            lines += ["}"]
-        lines += ["}"]
-        lines += [
-            " ".join(f"y[{r * self.y_row + c * self.y_col}] = a{r}_{c};" for c in C) for r in R
-        ]
+            lines += ["{ " + _outer("a", "w", ws, "x", xs), "}"]
+        lines.append("}")
+        for r in R:
+            row = (f"y[{r * self.y_row + c * self.y_col}] = a{r}_{c};" for c in C)
+            lines.append(" ".join(row))
         if self.sums:
-            lines += ["if (sum) {"]
+            squares = "square[{0}] += " + " + ".join(f"a{{0}}_{c} * a{{0}}_{c}" for c in C) + ";"
+            lines.append("if (sum) {")
             lines += [f"sum[{r}] += {' + '.join(f'a{r}_{c}' for c in C)};" for r in R]
-            lines += [f"square[{r}] += {' + '.join(f'a{r}_{c} * a{r}_{c}' for c in C)};" for r in R]
-            lines += ["}"]
+            lines += [*(squares.format(r) for r in R), "}"]
         return "\n".join([*lines, "}"])
 
 
@@ -148,24 +145,17 @@ class Correlation:
 
     def text(self) -> str:
         R, T = range(self.rows), range(len(self.taps))
+        gradients = [f"dy[i + {r * self.dy_row}]" for r in R]
         lines = [
             f"KERNEL void {self.name}(const vec *restrict x, const vec *restrict dy, vec *restrict"
-            " g, int rows) {"
+            " g, int rows) {",
+            *(f"vec {', '.join(f'a{r}_{t} = g[{r * self.g_row + t}]' for t in T)};" for r in R),
+            f"for (int h = 0; h < rows; h++, x += {self.x_pitch}, dy += {self.dy_pitch})",
+            f"for (int i = 0; i < {self.width}; i++) {{ const vec *p = x + i * {self.x_col};",
+            _outer("a", "d", gradients, "x", [f"p[{t}]" for t in self.taps]),
+            "}",
+            *(" ".join(f"g[{r * self.g_row + t}] = a{r}_{t};" for t in T) for r in R),
         ]
-        lines += [f"vec {', '.join(f'a{r}_{t} = g[{r * self.g_row + t}]' for t in T)};" for r in R]
-        lines += [f"for (int h = 0; h < rows; h++, x += {self.x_pitch}, dy += {self.dy_pitch})"]
-        lines += [f"for (int i = 0; i < {self.width}; i++) {{ const vec *p = x + i * {self.x_col};"]
-        lines += [
-            _outer(
-                "a",
-                "d",
-                [f"dy[i + {r * self.dy_row}]" for r in R],
-                "x",
-                [f"p[{t}]" for t in self.taps],
-            )
-        ]
-        lines += ["}"]
-        lines += [" ".join(f"g[{r * self.g_row + t}] = a{r}_{t};" for t in T) for r in R]
         return "\n".join([*lines, "}"])
 
 
@@ -184,30 +174,25 @@ class Outer:
 
     def text(self) -> str:
         R, C, L = range(self.rows), range(self.cols), self.lanes
+        place = {(r, c): r * self.w_row + c * L for r in R for c in C}
+        inputs = [f"x[{c}]" for c in C]
         lines = [
             f"KERNEL void {self.name}(const vec *restrict x, const float *restrict dy, float"
-            " *restrict w, const float *restrict origin, long size, float lr, float pull) {"
-        ]
-        lines += [f"vec {', '.join(f'a{r}_{c} = {{0}}' for c in C)};" for r in R]
-        lines += [
+            " *restrict w, const float *restrict origin, long size, float lr, float pull) {",
+            *(f"vec {', '.join(f'a{r}_{c} = {{0}}' for c in C)};" for r in R),
             f"for (long n = 0; n < size; n += {L}, dy += {self.outputs * L}) {{",
             f"long end = size - n < {L} ? size - n : {L};",
+            f"for (long i = 0; i < end; i++, x += {self.cols}) {{",
+            _outer("a", "d", [f"fill(dy[i + {r * L}])" for r in R], "x", inputs),
+            "} }",
+            "if (pull != 0) {",
         ]
-        lines += [f"for (long i = 0; i < end; i++, x += {self.cols}) {{"]
         lines += [
-            _outer("a", "d", [f"fill(dy[i + {r * L}])" for r in R], "x", [f"x[{c}]" for c in C])
+            f"a{r}_{c} += pull * (*(vec *)(w + {at}) - *(const vec *)(origin + {at}));"
+            for (r, c), at in place.items()
         ]
-        lines += ["} }"]
-        lines += ["if (pull != 0) {"]
+        lines.append("}")
         for r in R:
-            for c in C:
-                at = r * self.w_row + c * L
-                lines += [
-                    f"a{r}_{c} += pull * (*(vec *)(w + {at}) - *(const vec *)(origin + {at}));"
-                ]
-        lines += ["}"]
-        lines += [
-            " ".join(f"*(vec *)(w + {r * self.w_row + c * L}) -= lr * a{r}_{c};" for c in C)
-            for r in R
-        ]
+            row = (f"*(vec *)(w + {place[r, c]}) -= lr * a{r}_{c};" for c in C)
+            lines.append(" ".join(row))
         return "\n".join([*lines, "}"])

@@ -26,36 +26,26 @@ def write_product(
     """y[tile][output] = start + sum of w x[tile][input], two tiles at a time and one at the end."""
     unroll = next(u for u in (4, 3, 2, 1) if depth % u == 0)
     taps = tuple((i, i * w_depth) for i in range(unroll))
-    kernels, loops = {}, []
+    forward = call == "forward"
+    kernels: dict[str, str] = {}
+    loops = []
     for tiles, loop in ((2, "for (; t + 2 <= tiles; t += 2)"), (1, "for (; t < tiles; t++)")):
         blocks = split_blocks(outputs, _rows(outputs, tiles, machine))
         for size in {b.size for b in blocks}:
-            kernels[f"{size}x{tiles}"] = Product(
-                f"{name}_{size}x{tiles}",
-                size,
-                tiles,
-                depth // unroll,
-                unroll,
-                unroll * w_depth,
-                taps,
-                w_row,
-                depth,
-                1,
-                outputs,
-                starts=call == "forward",
-                adds=adds,
+            kernel, depths = f"{name}_{size}x{tiles}", (depth // unroll, unroll, unroll * w_depth)
+            strides = (w_row, depth, 1, outputs)
+            kernels[kernel] = Product(
+                kernel, size, tiles, *depths, taps, *strides, starts=forward, adds=adds
             ).text()
-        start = ", start + c" if call == "forward" else ""
+        start = ", start + c" if forward else ""
         text = (
             f"{name}_{{size}}x{tiles}(x + t * {depth}, w + c * {w_row}, y + t * {outputs} +"
             f" c{start});"
         )
         loops += [f"{loop} {{", *write_loops(blocks, "c", text), "}"]
-    start = ", const float *start" if call == "forward" else ""
-    return "\n".join(kernels.values()) + (
-        f"\nstatic void {name}(const vec *x, const float *w{start}, vec *y, long tiles) {{\nlong t"
-        " = 0;\n" + "\n".join(loops) + "\n}\n"
-    )
+    start = ", const float *start" if forward else ""
+    head = f"\nstatic void {name}(const vec *x, const float *w{start}, vec *y, long tiles) {{\n"
+    return "\n".join(kernels.values()) + head + "long t = 0;\n" + "\n".join(loops) + "\n}\n"
 
 
 def write_forward(stage: Stage, s: int, machine: Processor, place: Place) -> str:

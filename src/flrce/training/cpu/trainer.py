@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,13 +27,17 @@ def _allocate_zeros(size: int) -> NDArray[np.uint8]:
     """At least `size` bytes of zeros from the next page boundary on, in large pages where the
     system has them.
     """
-    block = mmap.mmap(
-        -1, -(-size // PAGE) * PAGE + PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    )
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    block = mmap.mmap(-1, -(-size // PAGE) * PAGE + PAGE, flags=private)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without them
             block.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(block, np.uint8)
+
+
+def _point_to(w: Tensor, x: Tensor, y: Tensor, scale: float, shift: float) -> tuple[Any, ...]:
+    """Model and samples as the C functions take them."""
+    return w.data_ptr(), x.data_ptr(), x.element_size(), y.data_ptr(), scale, shift
 
 
 class Kernel:
@@ -43,12 +48,10 @@ class Kernel:
     def __init__(self, plan: Plan, shape: tuple[int, ...], lanes: int, path: Path) -> None:
         code = ctypes.CDLL(str(path))
         code.workspace.restype, code.workspace.argtypes = L, [L]
-        code.train.restype, code.train.argtypes = (
-            None,
-            [P, L, P, P, I, P, F, F, P, P, L, F, F, I, I, P, P],
-        )
-        code.gradient.restype, code.gradient.argtypes = None, [P, L, P, P, I, P, F, F, L, I, P, P]
-        code.evaluate.restype, code.evaluate.argtypes = None, [P, L, P, P, I, P, F, F, L, L, P, P]
+        batch = [P, L, P, P, I, P, F, F]  # workspace, tiles, w, samples, labels, scale, shift
+        code.train.restype, code.train.argtypes = None, [*batch, P, P, L, F, F, I, I, P, P]
+        code.gradient.restype, code.gradient.argtypes = None, [*batch, L, I, P, P]
+        code.evaluate.restype, code.evaluate.argtypes = None, [*batch, L, L, P, P]
         self._code, self._plan, self._shape, self._lanes = code, plan, shape, lanes
         # workspaces by tiles
         self._free: defaultdict[int, list[NDArray[np.uint8]]] = defaultdict(list)
@@ -77,26 +80,11 @@ class Kernel:
         w = w.clone()
         losses, squares = torch.empty(len(sizes)), torch.empty(len(sizes))
         if len(sizes):
-            with self._borrow_workspace(-(-int(sizes.max()) // self._lanes)) as (tiles, memory):
-                self._code.train(
-                    memory,
-                    tiles,
-                    w.data_ptr(),
-                    x.data_ptr(),
-                    x.element_size(),
-                    y.data_ptr(),
-                    samples.scale,
-                    samples.shift,
-                    order.ctypes.data,
-                    sizes.ctypes.data,
-                    len(sizes),
-                    lr,
-                    mu,
-                    int(squared),
-                    first,
-                    losses.data_ptr(),
-                    squares.data_ptr(),
-                )
+            batch = _point_to(w, x, y, samples.scale, samples.shift)
+            steps = (order.ctypes.data, sizes.ctypes.data, len(sizes), lr, mu, int(squared), first)
+            out = (losses.data_ptr(), squares.data_ptr())
+            with self._borrow_workspace(int(sizes.max())) as workspace:
+                self._code.train(*workspace, *batch, *steps, *out)
         return w, losses, squares
 
     def gradient(self, w: Tensor, x: Tensor, y: Tensor, g: Tensor, first: int = 0) -> Tensor:
@@ -111,21 +99,9 @@ class Kernel:
             raise BadInput("w and g must be contiguous float32: they are written to")
         self._check_sizes(np.array([len(x)]), first)
         losses = torch.empty(len(x))
-        with self._borrow_workspace(-(-len(x) // self._lanes)) as (tiles, memory):
-            self._code.gradient(
-                memory,
-                tiles,
-                w.data_ptr(),
-                x.data_ptr(),
-                x.element_size(),
-                y.data_ptr(),
-                1.0,
-                0.0,
-                len(x),
-                first,
-                g.data_ptr(),
-                losses.data_ptr(),
-            )
+        batch, out = _point_to(w, x, y, 1.0, 0.0), (g.data_ptr(), losses.data_ptr())
+        with self._borrow_workspace(len(x)) as workspace:
+            self._code.gradient(*workspace, *batch, len(x), first, *out)
         return losses
 
     def evaluate(
@@ -136,34 +112,25 @@ class Kernel:
         """
         w, x, y = self._validate_tensors(w, x, y)
         correct, loss = torch.empty(len(x), dtype=torch.bool), torch.empty(len(x))
-        tiles = min(EVALUATE_TILES, max(1, -(-len(x) // self._lanes)))
-        with self._borrow_workspace(tiles) as (tiles, memory):
-            self._code.evaluate(
-                memory,
-                tiles,
-                w.data_ptr(),
-                x.data_ptr(),
-                x.element_size(),
-                y.data_ptr(),
-                scale,
-                shift,
-                len(x),
-                int(torch.Size(self._shape).numel()),
-                correct.data_ptr(),
-                loss.data_ptr(),
-            )
+        sizes = (len(x), int(torch.Size(self._shape).numel()))
+        batch, out = _point_to(w, x, y, scale, shift), (correct.data_ptr(), loss.data_ptr())
+        with self._borrow_workspace(min(EVALUATE_TILES * self._lanes, len(x))) as workspace:
+            self._code.evaluate(*workspace, *batch, *sizes, *out)
         return correct, loss
 
     @contextmanager
-    def _borrow_workspace(self, tiles: int) -> Iterator[tuple[int, int]]:
-        """(tiles, address) of zeroed or used memory that no other call holds."""
+    def _borrow_workspace(self, samples: int) -> Iterator[tuple[int, int]]:
+        """(address, tiles) of zeroed or used memory for so many samples that no other call
+        holds.
+        """
+        tiles = max(1, -(-samples // self._lanes))
         with self._lock:
             spare = self._free[tiles]
             memory = spare.pop() if spare else None
         if memory is None:
             memory = _allocate_zeros(self._code.workspace(tiles))
         try:
-            yield tiles, -(-memory.ctypes.data // PAGE) * PAGE
+            yield -(-memory.ctypes.data // PAGE) * PAGE, tiles
         finally:
             with self._lock:
                 self._free[tiles].append(memory)
@@ -171,9 +138,8 @@ class Kernel:
     def _validate_tensors(self, w: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The tensors as the C code reads them; it reads no bounds, so they are checked here."""
         if w.shape != (self._plan.layout.size,):
-            raise BadInput(
-                f"w has shape {tuple(w.shape)}, the net needs ({self._plan.layout.size},)"
-            )
+            size = self._plan.layout.size
+            raise BadInput(f"w has shape {tuple(w.shape)}, the net needs ({size},)")
         if tuple(x.shape[1:]) != self._shape or len(x) != len(y):
             raise BadInput(
                 f"samples have shape {tuple(x.shape)} and labels {tuple(y.shape)}; the net takes"
