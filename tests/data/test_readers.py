@@ -85,20 +85,11 @@ def write_python(layout: CifarArchive, folder: Path, batch=python2_batch) -> np.
     """
     folder.mkdir(parents=True, exist_ok=True)
     y = np.arange(15) * 7 % layout.classes
-    for name, rows in zip(layout.python, np.split(np.arange(15), len(layout.python)), strict=True):
+    for name, rows in zip(layout.files, np.split(np.arange(15), len(layout.files)), strict=True):
         (folder / name).write_bytes(batch(PIXEL_ROWS[rows], y[rows].tolist(), layout.label_key))
     (folder / ("test_batch" if layout is CIFAR10 else "test")).write_bytes(b"never read")
     (folder / layout.meta).write_bytes(pickle.dumps({layout.names_key: classes_of(layout)}, 2))
     return y
-
-
-def write_binary(layout: CifarArchive, folder: Path, x: np.ndarray, y: np.ndarray) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    coarse = [np.full((len(y), 1), 19)] * (layout.label_bytes - 1)
-    records = np.concatenate([*coarse, y[:, None], x.reshape(len(x), -1)], axis=1).astype(np.uint8)
-    for name, part in zip(layout.binary, np.split(records, len(layout.binary)), strict=True):
-        (folder / name).write_bytes(part.tobytes())
-    (folder / layout.names).write_text("\n".join(classes_of(layout)) + "\n\n")
 
 
 BATCHES = {
@@ -113,7 +104,7 @@ BATCHES = {
 @pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
 @pytest.mark.parametrize("layout", [CIFAR10, CIFAR100], ids=lambda layout: layout.name)
 def test_cifar_python_batches(tmp_path, layout, batch):
-    y = write_python(layout, tmp_path / layout.python_folder, batch)
+    y = write_python(layout, tmp_path / layout.folder, batch)
     source = read_dataset(layout.name, tmp_path)  # finds the folder that unpacking makes
     assert source.x.dtype == np.uint8
     assert np.array_equal(source.x, PIXEL_ROWS.reshape(15, 3, 32, 32))
@@ -135,36 +126,6 @@ def test_fortran_order_is_kept(tmp_path):
         CIFAR10, tmp_path, lambda data, *rest: python3_batch(np.asfortranarray(data), *rest)
     )
     assert np.array_equal(read_dataset("cifar10", tmp_path).x.reshape(15, -1), PIXEL_ROWS)
-
-
-@pytest.mark.parametrize("layout", [CIFAR10, CIFAR100], ids=lambda layout: layout.name)
-def test_cifar_binary_version(tmp_path, layout):
-    y = np.arange(15) * 3 % layout.classes
-    write_binary(layout, tmp_path, PIXEL_ROWS, y)
-    source = read_dataset(layout.name, tmp_path)
-    assert np.array_equal(source.x.reshape(15, -1), PIXEL_ROWS)
-    assert source.y.tolist() == y.tolist()  # CIFAR-100: the second byte, not the coarse 19
-    assert source.classes == tuple(classes_of(layout))
-
-
-@pytest.mark.parametrize("layout", [CIFAR10, CIFAR100], ids=lambda layout: layout.name)
-def test_cifar_image_folders(tmp_path, layout):
-    names = sorted(classes_of(layout))
-    for i, name in enumerate(names):
-        parent = (
-            tmp_path
-            / layout.name
-            / "train"
-            / (f"coarse{i % 20}" if layout is CIFAR100 else "")
-            / name
-        )
-        save_png(parent / "1.png", PIXEL_ROWS[i % 15].reshape(3, 32, 32))
-    source = read_dataset(layout.name, tmp_path)
-    assert source.classes == tuple(names)
-    assert source.y.tolist() == list(range(layout.classes))
-    assert np.array_equal(
-        source.x.reshape(layout.classes, -1), PIXEL_ROWS[np.arange(layout.classes) % 15]
-    )
 
 
 class Evil:
@@ -325,40 +286,6 @@ def test_an_array_of_wide_characters_is_refused(tmp_path):
         raw.replace(b"\xc3\xa9", b"\xdb\x82", 1)
     )  # U+06C2, no latin-1
     refused("cifar10", tmp_path, "data_batch_1", "no bytes")
-
-
-def test_damaged_binary_files_are_named(tmp_path):
-    write_binary(CIFAR10, tmp_path, PIXEL_ROWS, np.arange(15) % 10)
-    path = tmp_path / "data_batch_4.bin"
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-1])
-    refused("cifar10", tmp_path, "data_batch_4.bin", "3,073")
-    path.write_bytes(whole[:3073])  # cut between records
-    refused("cifar10", tmp_path, "data_batch_4.bin", "1 images")
-    path.write_bytes(b"")
-    refused("cifar10", tmp_path, "data_batch_4.bin")
-    path.write_bytes(b"\xff" + whole[1:])
-    refused("cifar10", tmp_path, "data_batch_4.bin", "label 255")
-    path.unlink()
-    refused("cifar10", tmp_path, "data_batch_4.bin")
-
-
-def test_real_cifar_survives_the_binary_form(tmp_path):
-    image = pytest.importorskip("PIL.Image")
-    sheet = REAL / "cifar10" / "train-00.webp"
-    if not sheet.exists():
-        pytest.skip(
-            "no real data: set FLRCE_TEST_DATA to a folder with cifar10/train-00.webp and"
-            " labels.npy"
-        )
-    tiles = np.asarray(image.open(sheet).convert("RGB")).reshape(50, 32, 50, 32, 3)[:6]
-    x = tiles.transpose(0, 2, 4, 1, 3).reshape(-1, 3, 32, 32)  # 300 images
-    y = np.load(REAL / "cifar10" / "labels.npy")[:300].astype(np.int64)
-    write_binary(CIFAR10, tmp_path, x, y)
-    source = read_dataset("cifar10", tmp_path)
-    assert np.array_equal(source.x, x)
-    assert np.array_equal(source.y, y)
-    assert len(np.unique(source.y)) == 10
 
 
 # Images

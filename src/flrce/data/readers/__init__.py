@@ -41,11 +41,9 @@ def read_femnist(folder: Path, progress: bool = False) -> Source:
 
 
 DATASET_READERS: dict[str, DatasetReader] = {
-    "cifar10": DatasetReader(
-        "CIFAR-10: python batches, binary version, or images", 50_000, partial(read_cifar, CIFAR10)
-    ),
+    "cifar10": DatasetReader("CIFAR-10: python batches", 50_000, partial(read_cifar, CIFAR10)),
     "cifar100": DatasetReader(
-        "CIFAR-100, fine labels: the same forms", 50_000, partial(read_cifar, CIFAR100)
+        "CIFAR-100, fine labels: the same", 50_000, partial(read_cifar, CIFAR100)
     ),
     "femnist": DatasetReader(
         "FEMNIST: LEAF's json (with writers) or EMNIST by class (idx gz)", None, read_femnist

@@ -22,7 +22,7 @@ IMAGE_REMEDY = "give images of 8 bits a channel, in PNG, JPEG, BMP or WebP"
 
 def read_image_classes(folder: Path, progress: bool = False) -> Source:
     """FOLDER/CLASS/*.png: grey if every image is grey, else RGB; classes in alphabetical order."""
-    classes = list_class_images(folder, depth=1)
+    classes = list_class_images(folder)
     if not classes:
         raise BadInput(
             f"{format_path(folder)} has no folders of images; give one folder a class, as"
@@ -32,34 +32,25 @@ def read_image_classes(folder: Path, progress: bool = False) -> Source:
     return Source("images", x, y, tuple(classes), scale=1 / 255)
 
 
-def list_class_images(root: Path, depth: int) -> dict[str, list[Path]]:
-    """Images by the name of their folder, at most `depth` folders down (CIFAR-100: coarse/fine)."""
-    classes: dict[str, list[Path]] = {}
-    level = [root] if root.is_dir() else []
-    for _ in range(depth):
-        level = [entry for parent in level for entry in sorted(parent.iterdir()) if entry.is_dir()]
-        for folder in level:
-            files = sorted(
-                path for path in folder.iterdir() if path.suffix.lower() in IMAGE_FORMATS
-            )
-            if files:
-                classes.setdefault(folder.name, []).extend(files)
-    return dict(sorted(classes.items()))
+def list_class_images(root: Path) -> dict[str, list[Path]]:
+    """Images by the name of their folder, in alphabetical order."""
+    folders = [entry for entry in root.iterdir() if entry.is_dir()] if root.is_dir() else []
+    classes = {
+        folder.name: sorted(p for p in folder.iterdir() if p.suffix.lower() in IMAGE_FORMATS)
+        for folder in sorted(folders)
+    }
+    return {name: files for name, files in classes.items() if files}
 
 
 def load_images(
-    found: dict[str, list[Path]],
-    progress: bool,
-    label: str,
-    shape: tuple[int, int, int] | None = None,
-    size: int | None = None,
+    classes: dict[str, list[Path]], progress: bool, label: str, size: int | None = None
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Pixels (N, C, H, W) and labels. Each image must have `shape`; default: the first one's.
+    """Pixels (N, C, H, W) and labels. Each image must have the first one's shape.
 
     With `size`, each is made that wide and high.
     """
-    paths = [path for files in found.values() for path in files]
-    shape = shape or _find_common_shape(paths)
+    paths = [path for files in classes.values() for path in files]
+    shape = _find_common_shape(paths)
     shape = (shape[0], size, size) if size else shape
     needed, images = len(paths) * math.prod(shape), f"{len(paths):,} images of shape {shape}"
     if needed > MAX_POOL_BYTES:
@@ -68,7 +59,7 @@ def load_images(
     x = np.empty((len(paths), *shape), np.uint8)
     for row, path in enumerate(track_progress(paths, label, progress)):
         x[row] = read_image(path, shape, bool(size))
-    return x, np.repeat(np.arange(len(found)), [len(files) for files in found.values()])
+    return x, np.repeat(np.arange(len(classes)), [len(files) for files in classes.values()])
 
 
 def _find_common_shape(paths: list[Path]) -> tuple[int, int, int]:

@@ -128,7 +128,7 @@ def _read_image_splits(folder: Path, size: int | None) -> Source:
 
 
 def _read_images(folder: Path, size: int | None = None) -> Source:
-    classes = list_class_images(folder, depth=1)
+    classes = list_class_images(folder)
     if not classes:
         raise BadInput(f"{format_path(folder)} has no folders of images; give {FOLDER_FORMS}")
     x, y = load_images(classes, False, folder.name, size=size)
