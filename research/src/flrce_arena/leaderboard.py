@@ -8,7 +8,7 @@ what chance brings.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,13 +66,13 @@ class ParetoPoint:
 
 
 def compute_reference_budgets(
-    found: Sequence[CellRecord], axis: str, reference: str
+    cells: Sequence[CellRecord], axis: str, reference: str
 ) -> dict[str, float]:
     """What the reference spends on each task: the median over its seeds; tasks that spend none of
     it are left out.
     """
     spent: dict[str, list[float]] = {}
-    for p in found:
+    for p in cells:
         if p.method == reference and len(p.rounds["t"]):
             spent.setdefault(p.task, []).append(float(p.cumulative_cost(axis)[-1]))
     medians = {task: float(np.median(values)) for task, values in spent.items()}
@@ -80,7 +80,7 @@ def compute_reference_budgets(
 
 
 def build_leaderboard(
-    found: Sequence[CellRecord],
+    cells: Sequence[CellRecord],
     axis: str,
     share: float,
     reference: str,
@@ -89,45 +89,52 @@ def build_leaderboard(
     """The leaderboard at a share of the reference's budget; methods that miss a task are left
     out.
     """
-    limits = {
-        task: share * spent
-        for task, spent in compute_reference_budgets(found, axis, reference).items()
-    }
+    budgets = compute_reference_budgets(cells, axis, reference)
+    limits = {task: share * spent for task, spent in budgets.items()}
+    runs = group_runs(cells)
     methods = [
-        m for m in dict.fromkeys(p.method for p in found) if _has_all_tasks(found, m, limits)
+        method
+        for method in dict.fromkeys(p.method for p in cells)
+        if all((task, method) in runs for task in limits)
     ]
-    merits = {task: _collect_merits(found, task, methods, axis, limits[task]) for task in limits}
-    ranks = np.mean(
-        [_rank_descending([_mean_merit(row) for row in merits[task]]) for task in limits], axis=0
-    )  # (methods,)
-    drawn = (
-        _bootstrap_ranks(merits, draws) if has_repeated_seeds(found) else None
-    )  # (draws, methods)
-    leads = np.zeros(len(methods)) if drawn is None else _share_leads(drawn)
+    merits = {
+        task: [
+            np.array([_to_merit(p, p.get_value_within(axis, limit)) for p in runs[task, method]])
+            for method in methods
+        ]
+        for task, limit in limits.items()
+    }
+    means = [[_mean_merit(row) for row in rows] for rows in merits.values()]
+    ranks = np.mean([rankdata([-mean for mean in row]) for row in means], axis=0)  # (methods,)
+    # (draws, methods)
+    drawn = _bootstrap_ranks(merits, draws) if has_repeated_seeds(cells) else None
     standings = []
     for i, method in enumerate(methods):
-        scores = {task: _score_interval(found, task, method, axis, limits[task]) for task in limits}
-        standing = MethodStanding(method, float(ranks[i]), None, None, None, scores)
+        scores = {t: _score_interval(runs[t, method], axis, limit) for t, limit in limits.items()}
+        rank, sure = float(ranks[i]), (None, None, None)
         if drawn is not None:
             low, high = np.quantile(drawn[:, i], [0.025, 0.975])
-            standing = replace(
-                standing,
-                low=min(float(low), standing.rank),
-                high=max(float(high), standing.rank),
-                first=float(leads[i]),
-            )
-        standings.append(standing)
+            lead = float(_share_leads(drawn)[i])
+            sure = (min(float(low), rank), max(float(high), rank), lead)  # type: ignore[assignment]
+        standings.append(MethodStanding(method, rank, *sure, scores))
     standings.sort(key=lambda s: (s.rank, s.method))
-    return Leaderboard(
-        axis, share, limits, tuple(standings), critical_difference(len(methods), len(limits))
-    )
+    critical = critical_difference(len(methods), len(limits))
+    return Leaderboard(axis, share, limits, tuple(standings), critical)
 
 
-def has_repeated_seeds(found: Sequence[CellRecord]) -> bool:
+def group_runs(cells: Sequence[CellRecord]) -> dict[tuple[str, str], list[CellRecord]]:
+    """(task, method) -> its runs."""
+    runs: dict[tuple[str, str], list[CellRecord]] = {}
+    for p in cells:
+        runs.setdefault((p.task, p.method), []).append(p)
+    return runs
+
+
+def has_repeated_seeds(cells: Sequence[CellRecord]) -> bool:
     """Whether some method has a second seed on some task, without which draws of the seeds say
     nothing.
     """
-    return len({(p.task, p.method) for p in found}) < len(found)
+    return len({(p.task, p.method) for p in cells}) < len(cells)
 
 
 def critical_difference(methods: int, tasks: int) -> float | None:
@@ -143,51 +150,37 @@ def critical_difference(methods: int, tasks: int) -> float | None:
 
 
 def compute_pareto_points(
-    found: Sequence[CellRecord], axis: str, draws: int = BOOTSTRAP_DRAWS
+    cells: Sequence[CellRecord], axis: str, draws: int = BOOTSTRAP_DRAWS
 ) -> list[ParetoPoint]:
     """Every method's end on every task, and how often it is on the front of the best for their
     cost.
     """
+    ended = [p for p in cells if p.final_value is not None]
     points = []
-    for task in dict.fromkeys(p.task for p in found):
-        mine = [p for p in found if p.task == task and p.final_value is not None]
-        methods = list(dict.fromkeys(p.method for p in mine))
-        runs = [[p for p in mine if p.method == method] for method in methods]
-        costs = [np.array([p.cumulative_cost(axis)[-1] for p in group]) for group in runs]
-        values = [np.array([_to_merit(p, p.final_value) for p in group]) for group in runs]
-        on = _bootstrap_front_shares(costs, values, draws)
-        for i, method in enumerate(methods):
-            ends = confidence_interval(
-                [p.final_value for p in runs[i] if p.final_value is not None]
-            )
-            points.append(
-                ParetoPoint(
-                    task,
-                    method,
-                    confidence_interval([float(c) for c in costs[i]]),
-                    ends,
-                    float(on[i]),
-                )
-            )
+    for task in dict.fromkeys(p.task for p in cells):
+        runs = group_runs([p for p in ended if p.task == task])
+        costs = [np.array([p.cumulative_cost(axis)[-1] for p in group]) for group in runs.values()]
+        merits = [np.array([_to_merit(p, p.final_value) for p in group]) for group in runs.values()]
+        on_front = _bootstrap_front_shares(costs, merits, draws)
+        for (key, group), cost, share in zip(runs.items(), costs, on_front, strict=True):
+            ends = confidence_interval([p.final_value or 0.0 for p in group])
+            spent = confidence_interval([float(c) for c in cost])
+            points.append(ParetoPoint(*key, spent, ends, float(share)))
     return points
 
 
 def rank_without_each_task(
-    found: Sequence[CellRecord], axis: str, share: float, reference: str
+    cells: Sequence[CellRecord], axis: str, share: float, reference: str
 ) -> dict[str, list[str]]:
     """What would change the order: the methods by rank when a task is left out."""
-    tasks = list(dict.fromkeys(p.task for p in found))
+    tasks = list(dict.fromkeys(p.task for p in cells))
     if len(tasks) < 2:
         return {}
-    rest = {task: [p for p in found if p.task != task] for task in tasks}
+    rest = {task: [p for p in cells if p.task != task] for task in tasks}
     return {
         task: [s.method for s in build_leaderboard(rest[task], axis, share, reference, 1).standings]
         for task in tasks
     }
-
-
-def _has_all_tasks(found: Sequence[CellRecord], method: str, tasks: Mapping[str, float]) -> bool:
-    return all(any(p.task == task and p.method == method for p in found) for task in tasks)
 
 
 def _to_merit(p: CellRecord, value: float | None) -> float:
@@ -197,37 +190,14 @@ def _to_merit(p: CellRecord, value: float | None) -> float:
     return -value if p.lower else value
 
 
-def _collect_merits(
-    found: Sequence[CellRecord], task: str, methods: Sequence[str], axis: str, limit: float
-) -> list[FloatArray]:
-    """Per method (seeds,), more is better."""
-    mine = {
-        method: [p for p in found if (p.task, p.method) == (task, method)] for method in methods
-    }
-    return [
-        np.array([_to_merit(p, p.get_value_within(axis, limit)) for p in mine[method]])
-        for method in methods
-    ]
-
-
-def _score_interval(
-    found: Sequence[CellRecord], task: str, method: str, axis: str, limit: float
-) -> ConfidenceInterval:
-    values = [
-        p.get_value_within(axis, limit) for p in found if (p.task, p.method) == (task, method)
-    ]
+def _score_interval(runs: Sequence[CellRecord], axis: str, limit: float) -> ConfidenceInterval:
+    values = [p.get_value_within(axis, limit) for p in runs]
     return confidence_interval([value for value in values if value is not None])
 
 
 def _mean_merit(values: FloatArray) -> float:
     """Below everything where one seed has no model yet."""
     return float(values.mean()) if np.isfinite(values).all() else -np.inf
-
-
-def _rank_descending(means: Sequence[float]) -> FloatArray:
-    """1 for the largest; equals share."""
-    ranked: FloatArray = rankdata([-mean for mean in means])
-    return ranked
 
 
 def _bootstrap_ranks(merits: Mapping[str, list[FloatArray]], draws: int) -> FloatArray:
@@ -268,11 +238,11 @@ def _bootstrap_front_shares(
 
 
 def build_leaderboards(
-    found: Sequence[CellRecord], shares: Sequence[float], reference: str
+    cells: Sequence[CellRecord], shares: Sequence[float], reference: str
 ) -> list[Leaderboard]:
     """One for every axis and share; the whole budget first."""
     return [
-        build_leaderboard(found, axis, share, reference)
-        for axis in list_cost_axes(found)
+        build_leaderboard(cells, axis, share, reference)
+        for axis in list_cost_axes(cells)
         for share in sorted(shares, reverse=True)
     ]

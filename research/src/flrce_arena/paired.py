@@ -26,18 +26,14 @@ def compare_with_reference(
     """At a share of the reference's budget; on tasks where both have a model by then, on every seed
     that both have.
     """
-    limits = {
-        task: share * spent
-        for task, spent in compute_reference_budgets(found, axis, reference).items()
-    }
+    budgets = compute_reference_budgets(found, axis, reference)
+    limits = {task: share * spent for task, spent in budgets.items()}
     values: dict[tuple[str, str], dict[int, float | None]] = {}
     for p in found:
         if p.task in limits:
             value = p.get_value_within(axis, limits[p.task])
-            sign = -1.0 if p.lower else 1.0
-            values.setdefault((p.task, p.method), {})[p.seed] = (
-                None if value is None else sign * value
-            )
+            signed = value if value is None or not p.lower else -value
+            values.setdefault((p.task, p.method), {})[p.seed] = signed
     lines = []
     for method in dict.fromkeys(p.method for p in found if p.method != reference):
         gains = {}
@@ -47,14 +43,8 @@ def compare_with_reference(
             differences = [a - b for a, b in pairs if a is not None and b is not None]
             if differences and len(differences) == len(pairs):
                 gains[task] = confidence_interval(differences)
-        lines.append(
-            PairedComparison(
-                method,
-                gains,
-                _list_significant_tasks(gains, 1.0),
-                _list_significant_tasks(gains, -1.0),
-            )
-        )
+        better, worse = (_list_significant_tasks(gains, sign) for sign in (1.0, -1.0))
+        lines.append(PairedComparison(method, gains, better, worse))
     return lines
 
 

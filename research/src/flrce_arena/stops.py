@@ -31,36 +31,19 @@ def evaluate_stop_rules(
     """One line for each task and rule."""
     lines = []
     for task in dict.fromkeys(p.task for p in found):
-        whole = [
-            p
-            for p in found
-            if p.task == task and p.final_value is not None and not p.rounds["stop"][-1]
-        ]
+        mine = [p for p in found if p.task == task and p.final_value is not None]
+        whole = [p for p in mine if not p.rounds["stop"][-1]]
         for name, rule in rules.items():
             ends = [(p, end) for p in whole if (end := find_stop_round(p, rule)) is not None]
-            lines.append(
-                StopRuleResult(
-                    task,
-                    name,
-                    len(ends),
-                    len(whole),
-                    confidence_interval([float(end) for _, end in ends]),
-                    confidence_interval(
-                        [
-                            1
-                            - p.cumulative_cost("joules")[end - 1] / p.cumulative_cost("joules")[-1]
-                            for p, end in ends
-                        ]
-                    ),
-                    confidence_interval(
-                        [
-                            given
-                            for p, end in ends
-                            if (given := _compute_metric_change(p, end)) is not None
-                        ]
-                    ),
-                )
+            joules = [(p.cumulative_cost("joules"), end) for p, end in ends]
+            changes = [_compute_metric_change(p, end) for p, end in ends]
+            measured = (
+                [float(end) for _, end in ends],
+                [1 - spent[end - 1] / spent[-1] for spent, end in joules],
+                [change for change in changes if change is not None],
             )
+            means = map(confidence_interval, measured)
+            lines.append(StopRuleResult(task, name, len(ends), len(whole), *means))
     return lines
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from flrce_arena.leaderboard import BOOTSTRAP_DRAWS, has_repeated_seeds
+from flrce_arena.leaderboard import BOOTSTRAP_DRAWS, group_runs, has_repeated_seeds
 from flrce_arena.records import CellRecord
 
 FloatArray = NDArray[np.float64]
@@ -21,9 +21,8 @@ class CostToReference:
     method: str
     reached: int  # runs that were as good as the reference's mean end
     runs: int
-    share: (
-        float | None
-    )  # geometric mean over tasks of the mean over seeds; None: some task was never reached
+    # geometric mean over tasks of the mean over seeds; None: some task was never reached
+    share: float | None
     low: float | None  # 95 % under other draws of the seeds; None: nobody has a second one
     high: float | None
     below: tuple[str, ...] = ()  # tasks on which it ends worse than the reference, in the mean
@@ -36,30 +35,23 @@ def compute_cost_to_reference(
     there counts with all that it spent, or with what the reference spends if that is more.
     """
     ends, whole = _compute_targets(found, axis, reference)
+    runs = group_runs(found)
     lines = []
     for method in dict.fromkeys(p.method for p in found):
-        runs = {task: [p for p in found if (p.task, p.method) == (task, method)] for task in ends}
-        if not all(runs.values()):
+        if not all((task, method) in runs for task in ends):
             continue
-        costs = {
-            task: [_find_cost_to_target(p, axis, ends[task]) for p in runs[task]] for task in ends
-        }
-        below = tuple(task for task in ends if not _ends_at_target(runs[task], ends[task]))
-        there = sum(cost is not None for each in costs.values() for cost in each)
-        line = CostToReference(
-            method, there, sum(map(len, costs.values())), None, None, None, below
-        )
+        mine = {task: runs[task, method] for task in ends}
+        costs = {t: [_find_cost_to_target(p, axis, ends[t]) for p in mine[t]] for t in ends}
+        below = tuple(task for task in ends if not _ends_at_target(mine[task], ends[task]))
+        reached = sum(cost is not None for each in costs.values() for cost in each)
+        count = sum(map(len, costs.values()))
+        line = CostToReference(method, reached, count, None, None, None, below)
         if all(any(cost is not None for cost in each) for each in costs.values()):
-            shares = [
-                _compute_cost_shares(runs[task], costs[task], axis, whole[task]) for task in ends
-            ]
-            middle, drawn = (
-                _geometric_mean([each.mean(keepdims=True) for each in shares])[0],
-                _bootstrap_means(shares, draws),
-            )
+            shares = [_compute_cost_shares(mine[t], costs[t], axis, whole[t]) for t in ends]
+            middle = _geometric_mean([each.mean(keepdims=True) for each in shares])[0]
             line = replace(line, share=float(middle))
             if has_repeated_seeds(found):
-                low, high = np.quantile(drawn, [0.025, 0.975])
+                low, high = np.quantile(_bootstrap_means(shares, draws), [0.025, 0.975])
                 line = replace(line, low=float(low), high=float(high))
         lines.append(line)
     return sorted(lines, key=lambda r: (r.share is None, r.share or 0.0, r.method))
@@ -77,9 +69,8 @@ def _compute_targets(
         if p.method == reference and p.final_value is not None and p.cumulative_cost(axis)[-1] > 0:
             ends.setdefault(p.task, []).append(p.final_value)
             spent.setdefault(p.task, []).append(float(p.cumulative_cost(axis)[-1]))
-    return {t: float(np.mean(v)) for t, v in ends.items()}, {
-        t: float(np.mean(v)) for t, v in spent.items()
-    }
+    means = [{t: float(np.mean(v)) for t, v in values.items()} for values in (ends, spent)]
+    return means[0], means[1]
 
 
 def _ends_at_target(runs: Sequence[CellRecord], target: float) -> bool:

@@ -2,7 +2,7 @@
 
 import click
 
-from flrce.cli import completion, groups, options
+from flrce.cli import groups, options
 from flrce.cli.options import LIST_METAVAR, PATH_TYPE
 from flrce.cli.registered import ExtensibleGroup
 
@@ -44,14 +44,12 @@ def run_command() -> None:
     default="fedavg,flrce,frugal",
     show_default=True,
     metavar=LIST_METAVAR,
-    shell_complete=completion.complete_names(completion.list_recipe_names),
     help="Names from `flrce recipes list`, experiment files (.toml), or all.",
 )
 @click.option(
     "--grid",
     multiple=True,
     metavar="KEY=A,B,...",
-    shell_complete=completion.complete_names(completion.list_setting_keys),
     help="Train with every value, such as train.lr=0.01,0.03; repeat it for all combinations.",
 )
 @click.option(

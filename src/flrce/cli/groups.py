@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from flrce.cli import completion, options
+from flrce.cli import options
 from flrce.cli.options import PATH_TYPE, OrderedGroup
 
 
@@ -21,7 +21,7 @@ def recipes_list_command() -> None:
 
 
 @recipes_group.command("show")
-@click.argument("name", shell_complete=completion.complete_names(completion.list_recipe_names))
+@click.argument("name")
 @options.set_option
 @options.json_option
 @options.calls("flrce.cli.recipes:show_recipe")
@@ -38,12 +38,7 @@ def pieces_group() -> None:
 
 
 @pieces_group.command("list")
-@click.argument(
-    "role",
-    required=False,
-    metavar="[ROLE]",
-    shell_complete=completion.complete_names(completion.list_roles),
-)
+@click.argument("role", required=False, metavar="[ROLE]")
 @options.json_option
 @options.calls("flrce.cli.pieces:list_pieces")
 def pieces_list_command() -> None:
@@ -54,7 +49,7 @@ def pieces_list_command() -> None:
 
 
 @pieces_group.command("show")
-@click.argument("name", shell_complete=completion.complete_names(completion.list_piece_names))
+@click.argument("name")
 @options.json_option
 @options.calls("flrce.cli.pieces:show_piece")
 def pieces_show_command() -> None:
@@ -77,12 +72,7 @@ def data_list_command() -> None:
 
 
 @data_group.command("info")
-@click.argument(
-    "name",
-    required=False,
-    metavar="[NAME]",
-    shell_complete=completion.complete_names(completion.list_datasets),
-)
+@click.argument("name", required=False, metavar="[NAME]")
 @options.file_argument
 @options.set_option
 @options.json_option
@@ -96,7 +86,7 @@ def data_info_command() -> None:
 
 
 @data_group.command("prepare")
-@click.argument("name", shell_complete=completion.complete_names(completion.list_datasets))
+@click.argument("name")
 @click.option(
     "--from",
     "folder",

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from flrce.cli import completion
 from flrce.core.cost_table import COSTS
 from flrce.errors import BadInput, format_one_line
 from flrce.version import __version__
@@ -137,7 +136,6 @@ set_option = click.option(
     "overrides",
     multiple=True,
     metavar="KEY=VALUE",
-    shell_complete=completion.complete_names(completion.list_setting_keys),
     help="Set one key of the experiment; may be repeated.",
 )
 out_option = click.option("--out", type=PATH_TYPE, help="Run directory.")

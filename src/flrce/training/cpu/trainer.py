@@ -48,7 +48,16 @@ class Kernel:
     def __init__(self, plan: Plan, shape: tuple[int, ...], lanes: int, path: Path) -> None:
         code = ctypes.CDLL(str(path))
         code.workspace.restype, code.workspace.argtypes = L, [L]
-        batch = [P, L, P, P, I, P, F, F]  # workspace, tiles, w, samples, labels, scale, shift
+        batch: list[Any] = [
+            P,
+            L,
+            P,
+            P,
+            I,
+            P,
+            F,
+            F,
+        ]  # workspace, tiles, w, samples, labels, scale, shift
         code.train.restype, code.train.argtypes = None, [*batch, P, P, L, F, F, I, I, P, P]
         code.gradient.restype, code.gradient.argtypes = None, [*batch, L, I, P, P]
         code.evaluate.restype, code.evaluate.argtypes = None, [*batch, L, L, P, P]
