@@ -5,9 +5,9 @@ import time
 import pytest
 
 from flrce.cli.cli import main
+from flrce.devices import energy
 from flrce.devices.costs import load_profile
 from flrce.devices.energy import EnergyMeter
-from flrce.flower import mods
 from flrce_client import meter
 from flrce_client.costs import measure_work
 
@@ -16,7 +16,7 @@ from flrce_client.costs import measure_work
 def no_meter():
     yield
     meter.use_meter(None)
-    mods._get_meter.cache_clear()
+    energy._get_meter.cache_clear()
 
 
 @pytest.fixture
@@ -36,8 +36,8 @@ def test_a_meter_file_is_read_before_and_after_the_work(file, monkeypatch):
 
 def test_the_meter_of_the_torch_client(file):
     meter.use_meter(meter.open_meter(str(file)))
-    mods._get_meter.cache_clear()
-    _, reading = mods.measure_cost(lambda: file.write_text("107.0"))
+    energy._get_meter.cache_clear()
+    _, reading = energy.measure_cost(lambda: file.write_text("107.0"))
     assert reading.counters == (("meter", 7.0),)
     assert EnergyMeter().seen == ("meter",)
 

@@ -21,7 +21,7 @@ from flrce.methods.catalogue.families import (
     suggest_replacement,
 )
 from flrce.methods.catalogue.recipes import CATALOGUE
-from flrce.methods.inner_pieces import find_inner_role
+from flrce.methods.own_pieces import find_inner_role
 from flrce.methods.registry import PIECES
 from flrce.methods.stopping.budget import AnyOf, CostBudget
 from flrce.training.links import explain_wrong_link

@@ -8,7 +8,7 @@ from flrce.config.compose import RECIPE_FLAGS, build_local_settings, compose_rec
 from flrce.core.pieces import Recipe
 from flrce.core.roles import ROLES
 from flrce.errors import BadInput
-from flrce.methods.inner_pieces import find_inner_role
+from flrce.methods.own_pieces import find_inner_role
 from flrce.methods.registry import PIECES
 from flrce.training.update_chain import UpdateChain
 

@@ -8,8 +8,10 @@ a TDP.
 """
 
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -18,6 +20,7 @@ from flrce_client.costs import read_energy_counters, subtract_counters
 from flrce_client.meter import JoulesReader, PowerSampler, find_power_sensor, get_own_meter
 
 T = TypeVar("T")
+_meter_lock = threading.Lock()
 NO_COUNTER_MESSAGE = (
     "energy is not measured: no counter here can be read (NVML, AMD SMI, Jetson; RAPL, which may"
     " need root)"
@@ -90,6 +93,24 @@ class EnergyMeter:
             window = self.monitor.end_window("work", sync_execution=wait)
         counters = extract_counters(window) if window else ()
         return result, EnergyReading(perf_counter() - began, counters)
+
+
+@cache
+def _get_meter() -> EnergyMeter:
+    return EnergyMeter()
+
+
+def measure_cost(work: Callable[[], T]) -> tuple[T, EnergyReading]:
+    """The work's result and cost; joules only where no other client works on this machine at the
+    same time.
+    """
+    if not _meter_lock.acquire(blocking=False):
+        began = perf_counter()
+        return work(), EnergyReading(perf_counter() - began)
+    try:
+        return _get_meter().measure(work)
+    finally:
+        _meter_lock.release()
 
 
 def make_counter_reader() -> JoulesReader:

@@ -21,10 +21,10 @@ from flrce.core.payloads import fingerprint_model
 from flrce.core.pieces import NoCompression
 from flrce.core.tensor_bytes import count_value_bytes
 from flrce.core.types import ClientEvaluation, LocalWork, Payload, Reply, Task
+from flrce.devices.energy import measure_cost
 from flrce.errors import BadInput
 from flrce.flower.arrays import ArrayTemplate, read_tensors
 from flrce.flower.metrics import BY_CLASS_RECORD, BY_CLASS_REQUEST_KEY, count_by_class
-from flrce.flower.mods import measure_cost
 from flrce.flower.wire import KEY_PREFIX, SAMPLES_KEY, read_task, write_reply
 from flrce.methods.own_pieces import register_installed_pieces
 from flrce.models.flat import make_layout, pack_model

@@ -1,14 +1,11 @@
 """What an app of the user's own takes from here; none of it imports torch before it is needed."""
 
-import threading
-import time
-from collections.abc import Callable, Mapping
-from functools import cache
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 from flwr.app import Context, Message
 
-from flrce.devices.energy import EnergyMeter, EnergyReading
+from flrce.devices.energy import measure_cost
 from flrce_client.codecs import CODECS
 from flrce_client.flower import (
     EncodingMod,
@@ -21,28 +18,6 @@ from flrce_client.flower import (
 from flrce_client.wire import COMPRESSOR_KEY
 
 __all__ = ["compressing", "introduce"]
-T = TypeVar("T")
-_meter_lock = threading.Lock()
-
-
-@cache
-def _get_meter() -> EnergyMeter:
-    return EnergyMeter()
-
-
-def measure_cost(work: Callable[[], T]) -> tuple[T, EnergyReading]:
-    """The work's result and cost; joules only where no other client works on this machine at the
-    same time.
-    """
-    if not _meter_lock.acquire(blocking=False):
-        start = time.monotonic()
-        return work(), EnergyReading(time.monotonic() - start)
-    try:
-        return _get_meter().measure(work)
-    finally:
-        _meter_lock.release()
-
-
 _encode_with_numpy = EncodingMod(measure=measure_cost)
 
 

@@ -134,7 +134,15 @@ def local_of(experiment: Experiment, context: Context, built: DataAndModel | Non
 
 def build_experiment_client(experiment: Experiment, built: DataAndModel | None = None) -> ClientApp:
     """A ClientApp whose node with partition-id k is client k of the experiment."""
-    return client_app(lambda context: local_of(experiment, context, built))
+    locals_by_node: dict[Any, Local] = {}  # a node asks at every message
+
+    def load(context: Context) -> Local:
+        k = context.node_config.get("partition-id")
+        if k not in locals_by_node:
+            locals_by_node[k] = local_of(experiment, context, built)
+        return locals_by_node[k]
+
+    return client_app(load)
 
 
 def run_on_local_grid(

@@ -25,8 +25,7 @@ from flrce.flower.arrays import (
     read_tensors,
     to_array_record,
 )
-from flrce.methods.inner_pieces import find_inner_role
-from flrce.methods.own_pieces import find_own_class, find_own_name
+from flrce.methods.own_pieces import find_inner_role, find_own_class, find_own_name
 from flrce.methods.registry import PIECES
 from flrce.training.update_chain import ProximalTerm, UpdateChain
 from flrce_client.wire import COMPRESSOR_KEY, KEY_PREFIX, SAMPLES_KEY
