@@ -11,7 +11,6 @@ from flrce.flower.guarded import EveryRound
 from flrce.methods.catalogue import recipes
 from flrce.methods.stopping.budget import AnyOf, CostBudget, Patience
 from flrce.methods.stopping.conflict import UpdateConflicts
-from flrce.methods.stopping.distance_growth import DistanceGrowth
 from flrce.methods.stopping.marginal_gain import MarginalGain
 from flrce.methods.stopping.no_headway import NoHeadway
 from flrce.simulation import runs
@@ -23,7 +22,6 @@ from flrce.simulation import runs
         (NeverStop(), False),
         (CostBudget(rounds=3), False),
         (UpdateConflicts(2.0), False),
-        (DistanceGrowth(), False),
         (NoHeadway(), False),
         (Patience(), True),
         (AnyOf((NeverStop(), CostBudget(rounds=3))), False),

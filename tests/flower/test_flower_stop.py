@@ -20,7 +20,6 @@ from flrce.methods.catalogue import recipes
 from flrce.methods.server.averages import EMA
 from flrce.methods.stopping.budget import AnyOf, CostBudget, Patience
 from flrce.methods.stopping.conflict import UpdateConflicts
-from flrce.methods.stopping.distance_growth import DistanceGrowth
 from flrce.methods.stopping.marginal_gain import MarginalGain
 from flrce.methods.stopping.no_headway import NoHeadway
 from flrce.methods.stopping.target import TargetMetric
@@ -78,18 +77,6 @@ def test_a_standstill_stops_any_strategy_in_the_round_in_which_it_stops_ours():
         theirs = [record.headway for record in rule.history]
         mine = [record.headway for record in result.history]
         assert theirs == [value and pytest.approx(value, abs=1e-4) for value in mine]
-
-
-def test_the_growth_of_the_way_stops_any_strategy():
-    """A model that goes back and forth does not get further away; counted from round 1, the first
-    that a Result has.
-    """
-    rule = should_stop(DistanceGrowth(rounds=3))
-    found = started(
-        FedAvg(fraction_evaluate=0.0), LocalGrid(plain_app(wander), 3), start(), 40, rule
-    )
-    assert max(found.train_metrics_clientapp) < 40
-    assert rule.reason.startswith("the way from the initial model grew")
 
 
 def test_patience_by_any_metric_of_clients_or_server():

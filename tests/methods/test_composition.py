@@ -8,7 +8,7 @@ import torch
 from test_loop import Made, drive, vec
 
 import flrce
-from flrce import Aggregator, Experiment, LocalTrainer
+from flrce import Aggregator, Experiment, LocalTrainer, StopRule
 from flrce.core.pieces import NeverStop, NoCompression
 from flrce.core.state_values import grow_tables
 from flrce.errors import BadInput
@@ -235,3 +235,29 @@ def test_messages_name_a_piece_inside_one_of_ones_own(monkeypatch):
     own_pieces.register_recipe_pieces(replace(recipes.fedavg(P=2), compressor=Halving()))
     message = wire.write_piece("compressor", Halving(TopK(0.5)), "code")
     assert wire.read_piece("compressor", message, "code") == Halving(TopK(0.5))
+
+
+@dataclass(frozen=True)
+class FirstModelRule(StopRule):
+    """Keeps the first model that it sees."""
+
+    def initial_state(self, M, d, D):
+        return torch.zeros(D)
+
+    def observe(self, state, event):
+        return event.w if not state.any() else state
+
+    def __call__(self, history):
+        return ""
+
+
+def test_the_state_of_joined_stop_rules_is_that_of_the_rule_that_remembers():
+    recipe = replace(recipes.fedavg(2), stop=AnyOf((CostBudget(joules=1.0), FirstModelRule())))
+    assert recipe.initial_state(3, 2, 2)["stop"].shape == (2,)
+    deep = replace(
+        recipe, stop=AnyOf((recipe.stop, CostBudget(rounds=9)))
+    )  # as Flower adds its own
+    assert deep.initial_state(3, 2, 2)["stop"].shape == (2,)
+    assert "stop" not in replace(recipe, stop=AnyOf((CostBudget(joules=1.0),))).initial_state(
+        3, 2, 2
+    )

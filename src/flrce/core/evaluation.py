@@ -91,17 +91,14 @@ def add_diagnostics(
     """The record with the round's diagnostics; `state` is that before the round. Of sums: what
     models alone tell.
     """
-    server_state = after.server_state
-    way = recipe.stop.distance_from_start(server_state.get("stop"))
-    before = replace(record.diagnostics, way=way)
     if recipe.sums:
-        return replace(record, diagnostics=before)
-    updates = event.updates
+        return record
+    server_state, updates = after.server_state, event.updates
     G = gram_matrix(updates.u)
     odd = flag_updates(G, record.replied)
     left = recipe.aggregator.downweights(server_state.get("aggregator"))
     diagnostics = replace(
-        before,
+        record.diagnostics,
         conflicts=mean_conflicts(G),
         consensus=update_consensus(G, updates.n),
         headway=recipe.average.get_headway(server_state.get("average")),

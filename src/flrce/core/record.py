@@ -72,7 +72,6 @@ class RoundDiagnostics:
     consensus: float = 1.0  # |sum p u| / sum p |u|
     # cosine of the round's step and the way of the rounds before (averages.py)
     headway: float | None = None
-    way: float | None = None  # |w - w_0|, where the stop asks for it (distance_growth.py)
     shadow: tuple[float, ...] = ()  # thresholds psi that would have stopped the run by now
 
 
@@ -155,7 +154,7 @@ FLAT_FIELDS: dict[str, Field[Any]] = {
     for name in (
         *("t", "outcome", "exploit", "chosen", "replied", "holdouts", "held", "clients"),
         *("rejected", "flagged", "doubted", "ages", "conflicts", "votes", "consensus", "headway"),
-        *("way", "accuracy", "accuracy_weighted", "loss", "averaged", "metric", "lower"),
+        *("accuracy", "accuracy_weighted", "loss", "averaged", "metric", "lower"),
         *("metrics", "pooled", "metrics_averaged", "bytes_up", "bytes_down", "bytes_framing"),
         *("bytes_evaluation", "bytes_wasted", "joules", "joules_wasted", "joules_low"),
         *("joules_high", "grams", "grams_wasted", "began", "seconds", "measured", "other"),

@@ -479,10 +479,6 @@ class StopRule(Piece):
         """Why the next round, at these estimated costs, is not started; "" if it is."""
         return ""
 
-    def distance_from_start(self, state: Any) -> float | None:
-        """How far the model has come, if the rule measures it: a column of the record."""
-        return None
-
     def explain(self, history: Sequence[RoundRecord]) -> str:
         """What the rule sees after the last round, in sentences; "" if there is nothing to say.
 

@@ -20,7 +20,7 @@ from flrce.flower.arrays import ArrayTemplate
 from flrce.flower.metrics import ACCURACY_KEYS, LOSS_KEYS, PERCENT_SCALE, find_metric
 from flrce.methods.server.averages import EMA, RunningMeanState
 
-SEEN_FIELDS = ("headway", "way", "seconds")  # of a record besides rounds and metrics
+SEEN_FIELDS = ("headway", "seconds")  # of a record besides rounds and metrics
 GUARD_REMEDY = "wrap the strategy instead: flrce.flower.Guarded(strategy, stop=...)"
 log = logging.getLogger("flwr")
 
@@ -47,7 +47,6 @@ class ShouldStop:
     template: ArrayTemplate | None = None
     w: Tensor | None = None  # the last model
     average: RunningMeanState | None = None
-    state: Any = None  # the rule's own, where it has one
     clock: float = field(default_factory=time.monotonic)
 
     def __call__(self, server_round: int, result: Result) -> bool:
@@ -58,7 +57,6 @@ class ShouldStop:
                 t=server_round,
                 exploit=True,
                 headway=self._measure_headway(server_round, result.arrays),
-                way=self._measure_distance(),
                 accuracy=find_metric(figures, self.metric, PERCENT_SCALE),
                 loss=find_metric(figures, LOSS_KEYS),
                 seconds=now - self.clock,
@@ -97,16 +95,7 @@ class ShouldStop:
         )
         event = RoundEvent(t, w if before is None else before, w, nobody, 0)
         self.w, self.average = w, EMA().observe(average, event)
-        if self.rule.has_state:  # from the first model that a Result has
-            state = self.state or self.rule.initial_state(
-                0, self.template.layout.trainable, self.template.layout.size
-            )
-            self.state = self.rule.observe(state, event)
         return EMA().get_headway(self.average)
-
-    def _measure_distance(self) -> float | None:
-        """How far the model has come since the first round, where the rule asks for it."""
-        return None if self.state is None else self.rule.distance_from_start(self.state)
 
 
 def _get_round_metrics(result: Result, t: int) -> Mapping[str, Any]:

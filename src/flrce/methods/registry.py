@@ -93,7 +93,6 @@ from flrce.methods.server.feddyn import FedDynStep
 from flrce.methods.server.recycled import RecycledUpdate
 from flrce.methods.stopping.budget import AnyOf, CostBudget, Patience
 from flrce.methods.stopping.conflict import UpdateConflicts
-from flrce.methods.stopping.distance_growth import DistanceGrowth
 from flrce.methods.stopping.marginal_gain import MarginalGain
 from flrce.methods.stopping.no_headway import NoHeadway
 from flrce.methods.stopping.privacy_budget import PrivacyBudget
@@ -213,7 +212,6 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "never": NeverStop,
         "conflicts": UpdateConflicts,
         "budget": CostBudget,
-        "growth": DistanceGrowth,
         "patience": Patience,
         "standstill": NoHeadway,
         "marginal-gain": MarginalGain,

@@ -163,10 +163,6 @@ class AnyOf(StopRule):
             found |= rule.report_client_figures(inner, event)
         return found
 
-    def distance_from_start(self, state: Any) -> float | None:
-        distances = (rule.distance_from_start(inner) for rule, inner in self._pair_states(state))
-        return next((distance for distance in distances if distance is not None), None)
-
     def _pair_states(self, state: Any) -> list[tuple[StopRule, Any]]:
         """Each rule with its state."""
         count = sum(rule.has_state for rule in self.rules)
