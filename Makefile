@@ -87,6 +87,7 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 docs: $(VENV)/.dev
+	$(BIN)/codespell
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # the documentation of this version beside those of others, on the branch gh-pages of this clone; nothing is pushed

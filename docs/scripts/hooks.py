@@ -1,14 +1,19 @@
-"""A hook of mkdocs: takes the pages of research/docs into the site under research/, and copies what
-pages show from elsewhere in the repository (../research/results/fig.svg).
+"""A hook of mkdocs: takes the pages of research/docs into the site under research/, copies what pages
+show from elsewhere in the repository (../research/results/fig.svg), and fills in the tables of
+generated.py.
 """
 
 import os
 import re
+import sys
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+
+sys.path.append(str(Path(__file__).parent))
+from generated import fill_marks
 
 LINK = re.compile(r"\]\((?!https?://)([^)#\s]+)")
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -84,4 +89,4 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    return rewrite_links(markdown, page.file.src_uri)
+    return rewrite_links(fill_marks(markdown), page.file.src_uri)

@@ -42,14 +42,14 @@ def test_two_powers_predict_what_follows_two_powers(validation):
     assert validation.measure_errors(groups, two_powers=False).max() > 0.05
 
 
-def test_the_table_and_the_manual_say_what_the_rows_say(validation):
+def test_the_table_and_the_page_say_what_the_rows_say(validation):
     lines = [list(map(str, line)) for line in validation.summarize(validation.read_rows())]
     with (validation.FOLDER / "validation.csv").open() as file:
         assert list(csv.reader(file))[1:] == lines
-    manual = (HOME.parent / "docs" / "energy.md").read_text()
+    page = (HOME / "docs" / "energy.md").read_text()
     for _, _, rows, middle, high, worst in lines[:2]:
-        assert f"{int(rows):,} epochs" in manual
-        assert f"| {middle} % | {high} % | {float(worst):.0f} % |" in manual
+        assert f"{int(rows):,} epochs" in page
+        assert f"| {middle} % | {high} % | {float(worst):.0f} % |" in page
 
 
 @pytest.mark.parametrize("recipe", ["fedavg", "frugal"])
@@ -74,13 +74,13 @@ def test_draws_stay_within_their_ranges(sensitivity):
             assert 1 / most <= ratio <= most
 
 
-def test_the_manual_says_what_the_draws_say():
+def test_the_page_says_what_the_draws_say():
     rows = list(csv.reader((HOME / "results/energy/sensitivity.csv").open()))
     pairs = {row[0]: row for row in rows if row and " spends less than " in row[0]}
-    manual = (HOME.parent / "docs" / "energy.md").read_text()
+    page = (HOME / "docs" / "energy.md").read_text()
     for method in ("flrce", "frugal"):
         _, _, ratio, share, low, high = pairs[f"{method} spends less than fedavg"]
-        assert f"{float(ratio):.2f} ({float(low):.2f} to {float(high):.2f}" in manual
+        assert f"{float(ratio):.2f} ({float(low):.2f} to {float(high):.2f}" in page
         assert share == "100.0"
     open_share = float(pairs["frugal spends less than flrce"][3])
-    assert f"fewer than FLrce in {open_share:.0f} % of the draws" in manual
+    assert f"fewer than FLrce in {open_share:.0f} % of the draws" in page

@@ -18,12 +18,32 @@ from test_layers import LAYERS
 
 import flrce
 from flrce.cli import cli
+from flrce.config import sections
+from flrce.config.experiment import Experiment
 from flrce.core import types
 from flrce.core.roles import RoundView
 from flrce.core.state_values import grow_state_tables
 from flrce.core.types import RoundEvent, Updates
 from flrce.methods.catalogue.recipes import CATALOGUE
-from reading import DOCS, FENCE, NOT_RUN, PAGES, ROOT, RUN, blocks, name_page, run, script
+from flrce.methods.registry import PIECES
+from reading import (
+    DOCS,
+    FENCE,
+    NOT_RUN,
+    OTHERS,
+    PAGES,
+    RESEARCH,
+    ROOT,
+    RUN,
+    blocks,
+    name_page,
+    run,
+    script,
+)
+
+def name_link_page(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
 
 DOTTED = r"\bflrce(?:\.[A-Za-z_]\w*)+"
 
@@ -56,7 +76,7 @@ def test_the_example_selector_meets_clients_that_join() -> None:
     come.
     """
     names: dict = {}
-    exec(next(b.text for b in blocks(DOCS / "extending.md") if b.file == "longest.py"), names)
+    exec(next(b.text for b in blocks(DOCS / "piece-selector.md") if b.file == "longest.py"), names)
     selector = names["LongestAway"]()
     memory, w = selector.initial_state(3, 2, 2), torch.zeros(2)
     view = RoundView(1, 2, (0, 1, 2), torch.ones(3), None, None, None)
@@ -147,7 +167,7 @@ def test_dotted_names_can_be_imported(page: Path) -> None:
 
 def renamed() -> Iterator[tuple[str, str]]:
     """(old, new) as the tables of renames.md have them, in the order of each cell."""
-    text = (DOCS / "renames.md").read_text().partition(RENAMED)[2]
+    text = (RESEARCH / "renames.md").read_text().partition(RENAMED)[2]
     for line in text.splitlines():
         cells = [re.findall(r"`([^`]+)`", cell) for cell in line.split("|")[1:-1]]
         if cells and cells[-1]:
@@ -184,12 +204,47 @@ def written() -> list[tuple[str, str]]:
 
 
 def test_the_tables_of_methods_are_those_of_the_base_classes() -> None:
-    """Written anew by `python docs/scripts/roles.py`."""
-    roles = script("roles")
-    text = roles.PAGE.read_text()
-    assert text == roles.render_page(text)
+    text = script("generated").write_roles()
     assert "| `select(state, view, rng)`, required |" in text
     assert "| `ends_training(state)` |" in text
+
+
+def test_the_tables_of_pieces_have_every_piece_and_setting() -> None:
+    text = script("generated").write_pieces()
+    names = {name for pieces in PIECES.values() for name in pieces}
+    assert [name for name in names if f"| `{name}` |" not in text] == []
+    assert '| `median` |' in text
+    assert "bits = " in text.partition("| `topk` |")[2].partition("\n")[0]
+
+
+def test_the_tables_of_settings_have_every_key() -> None:
+    text = script("generated").write_settings()
+    for section in (Experiment, *vars(sections).values()):
+        if isinstance(section, type) and issubclass(section, sections.Section):
+            for key, field in section.model_fields.items():
+                table = isinstance(field.annotation, type) and issubclass(
+                    field.annotation, sections.Section
+                )
+                shown = {"kept": "personal", "fixed": "frozen"}.get(key, key)
+                assert table or f"| `{shown}` |" in text, key
+    assert "| `holdout` | number >= 0 < 1 | `0.3` | share of a client's samples" in text
+    assert '| `device` | `"auto"`, `"cpu"`, `"cuda"` | `"auto"` |' in text
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_page)
+def test_every_mark_of_a_generated_table_is_known(page: Path) -> None:
+    generated = script("generated")
+    marks = re.findall(r"<!-- generated: (.*) -->", page.read_text())
+    assert set(marks) <= set(generated.WRITERS)
+    assert marks == generated.MARK.findall(page.read_text())
+
+
+def test_the_hook_fills_in_the_tables() -> None:
+    pytest.importorskip("mkdocs")
+    hooks = script("hooks")
+    filled = hooks.fill_marks((DOCS / "settings.md").read_text())
+    assert "### [fleet]" in filled
+    assert "<!--" not in filled
 
 
 def test_commands_that_are_only_shown_exist() -> None:
@@ -221,9 +276,12 @@ def leaves(here: click.Command, *path: str) -> Iterator[tuple[str, set[str]]]:
         yield " ".join(path), {option for parameter in here.params for option in parameter.opts}
 
 
-def test_every_command_is_in_the_list() -> None:
-    listed = (DOCS / "commands.md").read_text().partition("`flrce COMMAND --help`")[0]
-    assert [name for name in subcommands(cli.app) if f"`flrce {name}" not in listed] == []
+def test_every_command_and_option_is_in_the_list() -> None:
+    listed = script("generated").write_commands()
+    for name, options in leaves(cli.app):
+        section = listed.partition(f"### flrce {name}\n")[2].partition("\n### ")[0]
+        assert section, name
+        assert [option for option in options if option[:2] == "--" and option not in section] == []
 
 
 def test_json_everywhere() -> None:
@@ -242,7 +300,7 @@ def test_make_targets_exist() -> None:
     assert {"demo", "test"} <= named <= targets
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_page)
+@pytest.mark.parametrize("page", PAGES + OTHERS, ids=name_link_page)
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)", re.sub(FENCE, "", page.read_text())):
         assert target.startswith("https://") or (page.parent / target).exists(), (
@@ -256,7 +314,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", head).strip().lower()) for head in heads}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_page)
+@pytest.mark.parametrize("page", PAGES + OTHERS, ids=name_link_page)
 def test_links_lead_to_headings_that_exist(page: Path) -> None:
     for target, anchor in re.findall(
         r"\]\(([\w./-]*\.md)?#([\w-]+)\)", re.sub(FENCE, "", page.read_text())
@@ -281,7 +339,9 @@ def test_the_huggingface_example() -> None:
         "flrce": flrce,
         "load_dataset": lambda name: hf.DatasetDict({"train": part, "test": part.select([0, 1])}),
     }
-    exec(next(b.text for b in blocks(DOCS / "data.md") if "from_huggingface" in b.text), names)
+    exec(
+        next(b.text for b in blocks(DOCS / "data-python.md") if "from_huggingface" in b.text), names
+    )
     assert (names["source"].outputs, names["source"].held.sum()) == (2, 2)
 
 

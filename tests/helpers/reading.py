@@ -29,6 +29,12 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 RESEARCH = ROOT / "research" / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted(RESEARCH.glob("*.md"))]
+#: pages outside of the manual, whose links are checked too
+OTHERS = [
+    *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md")),
+    *(ROOT / name / "README.md" for name in ("client", "research", "research/results")),
+    *sorted(ROOT.glob("examples/*/README.md")),
+]
 FENCE = re.compile(r"^( *)```([^\n`]*)\n(.*?)^\1```\s*$", re.DOTALL | re.MULTILINE)
 RUN, NOT_RUN = {"console", "python", "toml"}, {"", "text", "sh", "diff"}
 MOST = 4  # rounds of any documented run
@@ -36,8 +42,11 @@ NEEDS = {
     "flower.md": "flwr",
     "flower-deploy.md": "flwr",
     "tutorial-flower.md": "flwr",
-    "commands.md": "tensorboard",
+    "flower-clients.md": "flwr",
+    "flower-more.md": "flwr",
+    "watch.md": "tensorboard",
     "data.md": "pandas",
+    "data-python.md": "pandas",
 }  # beyond the core
 
 

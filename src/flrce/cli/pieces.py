@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -120,7 +121,7 @@ def format_type(annotation: Any) -> str:
 def summarize_piece(piece: Callable[..., Any]) -> str:
     """The first sentence of a piece's documentation."""
     text = " ".join((inspect.getdoc(piece) or "").split("\n\n")[0].split())
-    return text.split(". ")[0].rstrip(".")
+    return re.split(r"(?<!et al)\. ", text)[0].rstrip(".:")
 
 
 def find_source(piece: Callable[..., Any]) -> str:

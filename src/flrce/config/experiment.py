@@ -79,13 +79,14 @@ class Experiment(Section):
     how, and is kept as tables that name its pieces.
     """
 
-    seed: Annotated[int, Ge(0), Le(MAX_SEED)] = 0
-    rounds: PositiveInt = 100
+    seed: Annotated[int, Ge(0), Le(MAX_SEED)] = 0  # of every draw
+    rounds: PositiveInt = 100  # at most
     clients: PositiveInt = 100
-    per_round: PositiveInt = 10
+    per_round: PositiveInt = 10  # clients that train in a round
     data: DataSection = DataSection()
     model: ModelSection = ModelSection()
     train: TrainSection = TrainSection()
+    # a method of `flrce recipes list`, its settings, and pieces that replace its own
     recipe: dict[str, Any] = Field(default_factory=lambda: {"name": DEFAULT_RECIPE})
     engine: EngineSection = EngineSection()
     fleet: FleetSection = FleetSection()

@@ -32,12 +32,12 @@ class Section(BaseModel):
 
 
 class DataSection(Section):
-    name: str = "digits"
-    path: str | None = None
-    partition: str = "dirichlet"
-    alpha: PositiveFloat = 0.1
-    holdout: Annotated[float, Ge(0), Lt(1)] = 0.3
-    minimum: Annotated[int, Ge(2), Le(10**9)] = 5
+    name: str = "digits"  # a data set of `flrce data list`
+    path: str | None = None  # a file or folder of your own, instead of a name
+    partition: str = "dirichlet"  # who holds what
+    alpha: PositiveFloat = 0.1  # of dirichlet: smaller values skew the labels more
+    holdout: Annotated[float, Ge(0), Lt(1)] = 0.3  # share of a client's samples for evaluation
+    minimum: Annotated[int, Ge(2), Le(10**9)] = 5  # samples that every client has at least
     target: str | list[str] | None = None  # of a table: what is to be learnt, by column
     group: str | None = None  # of a table: the column that names a sample's client
     test: str | None = None  # of a table: the column that marks test samples
@@ -49,7 +49,7 @@ class DataSection(Section):
     length: Annotated[int, Ge(2), Le(10**6)] | None = None  # of text: ids in a window
     most: PositiveInt | None = None  # of text: windows or answers that a client has at most
     least: PositiveInt | None = None  # of text: clients that have fewer are left out
-    standardise: bool | None = None
+    standardise: bool | None = None  # features (and values to be learnt) in standard deviations
     ignore: str | list[str] | None = None  # columns of a table that are no features
     features: str | list[str] | None = None  # columns of a table that are features; none else are
     text: str | list[str] | None = None  # columns of a table that hold text to classify
@@ -114,12 +114,12 @@ def rename_model_keys(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class ModelSection(Section):
-    name: str = "auto"
+    name: str = "auto"  # a network by name, or "module:Class"
     # the network's arguments: width, ...
     options: dict[str, bool | int | float | str | list[str]] | None = None
-    # patterns of parameters that stay with their client; `personal` in an experiment file
+    # patterns of parameters that stay with their client
     kept: str | list[str] | None = None
-    # patterns of parameters that neither train nor travel; `frozen` in an experiment file
+    # patterns of parameters that neither train nor travel
     fixed: str | list[str] | None = None
     # FedPara: weights are Hadamard products of low-rank factors, 0 the fewest floats, 1 the most
     lowrank: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -142,34 +142,36 @@ class ModelSection(Section):
 class TrainSection(Section):
     """How clients train: epochs (or steps), batch, rate, and the update (docs/extending.md)."""
 
-    batch: BatchSize = 16
-    epochs: EpochCount = 5
-    lr: LearningRate = 0.1
+    batch: BatchSize = 16  # samples in a step
+    epochs: EpochCount = 5  # passes over a client's samples in a round
+    lr: LearningRate = 0.1  # learning rate of clients
     steps: PositiveInt | None = None  # batches a round, whatever a client's samples
-    optimizer: Literal["sgd", "adam", "adamw"] | None = None
-    momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
-    nesterov: bool | None = None
-    weight_decay: Annotated[float, Field(ge=0)] | None = None
-    clip: PositiveFloat | None = None
-    schedule: str | dict[str, Any] | None = None
+    optimizer: Literal["sgd", "adam", "adamw"] | None = None  # sgd, unless given
+    momentum: Annotated[float, Field(ge=0, lt=1)] | None = None  # of sgd
+    nesterov: bool | None = None  # Nesterov's momentum
+    weight_decay: Annotated[float, Field(ge=0)] | None = None  # added to the gradient
+    clip: PositiveFloat | None = None  # gradients are shortened to this length
+    schedule: str | dict[str, Any] | None = None  # of the rate: "cosine", "warm-up", your own
     carry: bool | None = None  # the optimiser's state stays with the client from round to round
     update: list[Any] | None = None  # a chain of links instead of the six above
-    augment: list[Any] | None = None
+    augment: list[Any] | None = None  # transforms of each batch
 
 
 class EngineSection(Section):
-    name: Literal["simulator", "flower"] = "simulator"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    workers: Annotated[int, Ge(1), Le(1024)] | Literal["auto"] = "auto"
-    kernel: Literal["auto", "native", "torch"] = "auto"
-    eval_every: PositiveInt = 1
+    name: Literal["simulator", "flower"] = "simulator"  # flower: its messages, in this process
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # where clients train
+    workers: Annotated[int, Ge(1), Le(1024)] | Literal["auto"] = "auto"  # clients at once on a CPU
+    kernel: Literal["auto", "native", "torch"] = "auto"  # fused kernels, or PyTorch
+    eval_every: PositiveInt = 1  # rounds between evaluations
     precision: Precision | None = None  # of products on clients; None: float32
     # where updates of a GPU are summed; None: there, if all pieces can
     updates: Literal["device", "host"] | None = None
 
 
 class FleetSection(Section):
-    profile: str | dict[str, Annotated[float, Gt(0), Le(1e9)]] = "jetson-nano"
+    profile: str | dict[str, Annotated[float, Gt(0), Le(1e9)]] = (
+        "jetson-nano"  # a device, or shares
+    )
     # profiles by client or pattern, or a csv file of them
     clients: str | dict[str, str] | None = None
     # who can be reached when; of several models, all must say so; everyone, unless given
@@ -272,10 +274,10 @@ class StopSection(Section):
     """Budgets that end any recipe's run."""
 
     rounds: PositiveInt | None = None
-    bytes: PositiveFloat | None = None
-    joules: PositiveFloat | None = None
-    seconds: PositiveFloat | None = None
-    grams: PositiveFloat | None = None
+    bytes: PositiveFloat | None = None  # uploads and downloads
+    joules: PositiveFloat | None = None  # of all clients
+    seconds: PositiveFloat | None = None  # of the run's clock, waiting included
+    grams: PositiveFloat | None = None  # of CO2; needs fleet.carbon
 
 
 def _require_one_of(value: str, valid: Any, more: str = "") -> str:
