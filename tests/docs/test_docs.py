@@ -41,6 +41,7 @@ from reading import (
     script,
 )
 
+
 def name_link_page(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
@@ -213,7 +214,7 @@ def test_the_tables_of_pieces_have_every_piece_and_setting() -> None:
     text = script("generated").write_pieces()
     names = {name for pieces in PIECES.values() for name in pieces}
     assert [name for name in names if f"| `{name}` |" not in text] == []
-    assert '| `median` |' in text
+    assert "| `median` |" in text
     assert "bits = " in text.partition("| `topk` |")[2].partition("\n")[0]
 
 
