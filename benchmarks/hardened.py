@@ -190,7 +190,9 @@ def main() -> None:
         help="One JSON line per run; those in it are not repeated.",
     )
     ask.add_argument("--table", action="store_true", help="Run nothing; write the page's section.")
-    ask.add_argument("--out", type=Path, default=ROOT / "research" / "results" / "attacks" / "hardened.md")
+    ask.add_argument(
+        "--out", type=Path, default=ROOT / "research" / "results" / "attacks" / "hardened.md"
+    )
     given = ask.parse_args()
     if given.table:
         text = page(Found(read(given.raw)))
