@@ -23,7 +23,7 @@ from flrce.methods.catalogue.recipes import CATALOGUE, summarize_recipe
 from flrce.report.page import to_embedded_json
 from flrce.storage.disk import BY_UMASK, write_atomically
 from flrce.version import __version__
-from flrce_arena.leaderboard import Leaderboard
+from flrce_arena.leaderboard import Leaderboard, group_runs
 from flrce_arena.records import CellRecord, list_cost_axes
 
 CURVE_POINTS = 40  # of a curve
@@ -36,16 +36,15 @@ def write_arena_page(
     """The page; `told` is what arena.json holds."""
     script = _read_asset("arena.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    report_style = (files("flrce.report") / "assets" / "page.css").read_text("utf-8")
+    story = (f"<p>{html.escape(line)}</p>" for line in describe_arena(found, ranked, told))
     text = Template(_read_asset("arena.html")).substitute(
-        style=(files("flrce.report") / "assets" / "page.css").read_text("utf-8")
-        + _read_asset("arena.css"),
+        style=report_style + _read_asset("arena.css"),
         script=script,
         digest=digest,
         data=to_embedded_json(build_arena_payload(found, told)),
         version=__version__,
-        story="".join(
-            f"<p>{html.escape(line)}</p>" for line in describe_arena(found, ranked, told)
-        ),
+        story="".join(story),
     )
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, text.encode(), BY_UMASK)
@@ -60,43 +59,38 @@ def describe_arena(
     """
     tasks, methods = {p.task for p in found}, {p.method for p in found}
     seeds = Counter((p.task, p.method) for p in found).values()
-    many = (
-        f"at least {min(seeds)} seed{'s' * (min(seeds) > 1)} each"
-        if max(seeds) > 1
-        else "one seed each"
-    )
+    many = "one seed each"
+    if max(seeds) > 1:
+        many = f"at least {min(seeds)} seed{'s' * (min(seeds) > 1)} each"
     lines = [f"{len(methods)} methods on {len(tasks)} task{'s' * (len(tasks) > 1)}, {many}."]
-    lines += [line for axis in ("joules", "bytes") if (line := describe_saving(told, axis))]
-    alike: list[str] = []  # axes on which nobody stands out
-    for board in (each for each in ranked if each.share == max(b.share for b in ranked)):
-        first, *others = board.standings
-        if board.is_tied:
-            alike.append(board.axis)
-            continue
-        sure = "one seed, so nobody knows how sure that is"
-        if first.first is not None:
-            sure = f"it leads in {100 * first.first:.0f} % of draws of the seeds"
-        near = [
-            s.method
-            for s in others
-            if board.critical is not None and s.rank - first.rank < board.critical
-        ]
-        tied = f"; not told apart from it: {', '.join(near[:MAX_LISTED_METHODS])}" if near else ""
-        more = (
-            f" and {len(near) - MAX_LISTED_METHODS} more" if len(near) > MAX_LISTED_METHODS else ""
-        )
+    lines += [describe_saving(told, axis) for axis in ("joules", "bytes")]
+    whole = [board for board in ranked if board.share == max(b.share for b in ranked)]
+    lines += [describe_leader(board) for board in whole if not board.is_tied]
+    if tied := [board.axis for board in whole if board.is_tied]:
         lines.append(
-            f"At equal {board.axis}: {first.method} has the best mean rank, {first.rank:.1f}"
-            f" ({sure}){tied}{more}."
-        )
-    if alike:
-        lines.append(
-            f"At equal {', '.join(alike)}: by ranks over tasks, no method can be told from any"
+            f"At equal {', '.join(tied)}: by ranks over tasks, no method can be told from any"
             f" other. {suggest_when_tied(told['reference'])}"
         )
     if told["failed"]:
         lines.append(f"Runs that failed, and why, are listed below: {len(told['failed'])}.")
     return lines
+
+
+def describe_leader(board: Leaderboard) -> str:
+    """Who has the best mean rank, and who cannot be told apart from it."""
+    first, *others = board.standings
+    sure = "one seed, so nobody knows how sure that is"
+    if first.first is not None:
+        sure = f"it leads in {100 * first.first:.0f} % of draws of the seeds"
+    critical = board.critical or 0.0
+    near = [s.method for s in others if s.rank - first.rank < critical]
+    tied = f"; not told apart from it: {', '.join(near[:MAX_LISTED_METHODS])}" if near else ""
+    if len(near) > MAX_LISTED_METHODS:
+        tied += f" and {len(near) - MAX_LISTED_METHODS} more"
+    return (
+        f"At equal {board.axis}: {first.method} has the best mean rank, {first.rank:.1f}"
+        f" ({sure}){tied}."
+    )
 
 
 def suggest_when_tied(reference: str) -> str:
@@ -132,31 +126,18 @@ def describe_saving(told: Mapping[str, Any], axis: str) -> str:
 
 
 def _format_share_range(line: Mapping[str, Any]) -> str:
-    sure = (
-        ""
-        if line["low"] is None
-        else f" (95 %: {100 * line['low']:.0f} to {100 * line['high']:.0f} %)"
-    )
-    return f"{100 * line['share']:.0f} %{sure}"
+    share = f"{100 * line['share']:.0f} %"
+    if line["low"] is None:
+        return share
+    return f"{share} (95 %: {100 * line['low']:.0f} to {100 * line['high']:.0f} %)"
 
 
 def build_arena_payload(found: Sequence[CellRecord], told: Mapping[str, Any]) -> dict[str, Any]:
     """All that the script draws."""
-    tasks = list(dict.fromkeys(p.task for p in found))
-    methods = list(dict.fromkeys(p.method for p in found))
-    metrics = {p.task: p for p in found}
+    runs, axes = group_runs(found), list_cost_axes(found)
+    tasks, methods = (list(dict.fromkeys(names)) for names in zip(*runs, strict=True))
     return {
-        "tasks": [
-            {
-                "name": task,
-                "heading": metric_format.format_metric_heading(metrics[task].metric),
-                "lower": metrics[task].lower,
-                "unit": metric_format.metric_unit(metrics[task].metric),
-                "digits": metric_format.metric_digits(metrics[task].metric),
-                "range": [0, 1] if metrics[task].metric in metric_format.SHARES else None,
-            }
-            for task in tasks
-        ],
+        "tasks": [_describe_task(next(p for p in found if p.task == task)) for task in tasks],
         "methods": [
             {
                 "name": method,
@@ -166,17 +147,27 @@ def build_arena_payload(found: Sequence[CellRecord], told: Mapping[str, Any]) ->
             for method in methods
         ],
         "advice": suggest_when_tied(told["reference"]),
-        "axes": list_cost_axes(found),
+        "axes": axes,
         "curves": {
             task: {
-                method: {
-                    axis: _mean_curve(found, task, method, axis) for axis in list_cost_axes(found)
-                }
+                method: {axis: _mean_curve(runs.get((task, method), ()), axis) for axis in axes}
                 for method in methods
             }
             for task in tasks
         },
         **told,
+    }
+
+
+def _describe_task(p: CellRecord) -> dict[str, Any]:
+    """What the script must know of a task's metric."""
+    return {
+        "name": p.task,
+        "heading": metric_format.format_metric_heading(p.metric),
+        "lower": p.lower,
+        "unit": metric_format.metric_unit(p.metric),
+        "digits": metric_format.metric_digits(p.metric),
+        "range": [0, 1] if p.metric in metric_format.SHARES else None,
     }
 
 
@@ -196,30 +187,19 @@ def _format_method_settings(found: Sequence[CellRecord], method: str) -> str:
     """A method's recipe, and the settings chosen for it on each task."""
     mine = [p for p in found if p.method == method]
     lines = [json.dumps(mine[0].recipe, indent=1)]
-    lines += [
-        f"{task}: {dict(tried)}" for task, tried in {p.task: p.tried for p in mine}.items() if tried
-    ]
+    tried = {p.task: p.tried for p in mine}
+    lines += [f"{task}: {dict(settings)}" for task, settings in tried.items() if settings]
     return "\n".join(lines)
 
 
-def _mean_curve(
-    found: Sequence[CellRecord], task: str, method: str, axis: str
-) -> list[list[float]]:
+def _mean_curve(runs: Sequence[CellRecord], axis: str) -> list[list[float]]:
     """Mean over seeds of the final model, along an axis; a run that ended keeps its last."""
     courses = []
-    for p in found:
-        if (p.task, p.method) == (task, method):
-            pairs = [
-                (x, y)
-                for x, y in zip(p.cumulative_cost(axis), p.rounds["value"], strict=True)
-                if y is not None
-            ]
-            courses.append(
-                np.array([pair for pair in pairs if np.isfinite(pair[1])], np.float64).reshape(
-                    -1, 2
-                )
-            )
-    courses = [course for course in courses if len(course)]
+    for p in runs:
+        pairs = zip(p.cumulative_cost(axis), p.rounds["value"], strict=True)
+        known = [(x, y) for x, y in pairs if y is not None and np.isfinite(y)]
+        if known:
+            courses.append(np.array(known, np.float64))
     if not courses:
         return [[], []]
     x = np.linspace(max(c[0, 0] for c in courses), max(c[-1, 0] for c in courses), CURVE_POINTS)

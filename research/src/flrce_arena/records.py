@@ -3,7 +3,6 @@ kB.
 """
 
 import gzip
-import io
 import json
 import os
 import types
@@ -35,32 +34,12 @@ MAX_UNPACK_RATIO = 20  # of unpacked to packed bytes: records have 6
 MIN_UNPACKED_BYTES = 2**26  # allowed however small the packed file is
 #: of a round's record: what replayed rules look at
 KEPT_FIELDS = (
-    "t",
-    "outcome",
-    "exploit",
-    "conflicts",
-    "votes",
-    "consensus",
-    "headway",
-    "accuracy",
-    "averaged",
-    "loss",
-    "bytes_up",
-    "bytes_down",
-    "joules",
-    "joules_wasted",
-    "grams",
-    "began",
-    "seconds",
-    "stop",
-    "clients",
-    "replied",
+    *("t", "outcome", "exploit", "conflicts", "votes", "consensus", "headway", "accuracy"),
+    *("averaged", "loss", "bytes_up", "bytes_down", "joules", "joules_wasted", "grams", "began"),
+    *("seconds", "stop", "clients", "replied"),
 )
-CLIENT_REPORT_FIELDS = (
-    "holdouts",
-    "held",
-    "flagged",
-)  # kept too where clients say how good the models are that they are sent
+# kept too where clients say how good the models are that they are sent
+CLIENT_REPORT_FIELDS = ("holdouts", "held", "flagged")
 OPTIONAL_FIELDS = (*CLIENT_REPORT_FIELDS, "other")
 FloatSeries = NDArray[np.float64]
 ClientNumber = Annotated[int, Ge(0), Le(10**6)]  # clients of one round
@@ -109,37 +88,37 @@ class CellRecord:
 
     def get_value_within(self, axis: str, budget: float) -> float | None:
         """The last model judged before the budget was passed; None: not one."""
-        values = [
-            value
-            for value, x in zip(self.rounds["value"], self.cumulative_cost(axis), strict=True)
-            if x <= budget
-        ]
-        return next((float(value) for value in reversed(values) if value is not None), None)
+        courses = zip(self.rounds["value"], self.cumulative_cost(axis), strict=True)
+        return _find_last_value([value for value, spent in courses if spent <= budget])
 
     @property
     def final_value(self) -> float | None:
-        return next(
-            (float(value) for value in reversed(self.rounds["value"]) if value is not None), None
-        )
+        return _find_last_value(self.rounds["value"])
 
     @cached_property
     def history(self) -> tuple[RoundRecord, ...]:
         """The rounds again as rules read them; clients bear numbers instead of their names."""
         columns = {name: values for name, values in self.rounds.items() if name != "value"}
-        rows: list[dict[str, Any]] = [
-            dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)
-        ]
-        found = []
-        for row, value in zip(rows, self.rounds["value"], strict=True):
-            who = row["replied"]
-            row["replied"] = ("",) * who if isinstance(who, int) else tuple(map(str, who))
+        records = []
+        for value, *cells in zip(self.rounds["value"], *columns.values(), strict=True):
+            row: dict[str, Any] = dict(zip(columns, cells, strict=True))
+            replied = row["replied"]
+            row["replied"] = ("",) * replied if isinstance(replied, int) else _to_names(replied)
             row |= {name: tuple(row[name]) for name in ("holdouts", "held") if name in row}
-            row |= (
-                {"flagged": dict.fromkeys(map(str, row["flagged"]), "")} if "flagged" in row else {}
-            )
+            if "flagged" in row:
+                row["flagged"] = dict.fromkeys(_to_names(row["flagged"]), "")
             metrics = {} if value is None or self.metric == "accuracy" else {self.metric: value}
-            found.append(RoundRecord(**row, metric=self.metric, lower=self.lower, metrics=metrics))
-        return tuple(found)
+            more: Any = {"metric": self.metric, "lower": self.lower, "metrics": metrics}
+            records.append(RoundRecord(**row, **more))
+        return tuple(records)
+
+
+def _to_names(numbers: Iterable[int]) -> tuple[str, ...]:
+    return tuple(map(str, numbers))
+
+
+def _find_last_value(values: Sequence[float | None]) -> float | None:
+    return next((float(value) for value in reversed(values) if value is not None), None)
 
 
 def list_cost_axes(found: Iterable[CellRecord]) -> tuple[str, ...]:
@@ -152,28 +131,16 @@ def list_cost_axes(found: Iterable[CellRecord]) -> tuple[str, ...]:
 def build_cell_record(cell: ArenaCell, history: Sequence[RoundRecord]) -> CellRecord:
     """What to keep of a finished run."""
     last = history[-1] if history else RoundRecord(0)
-    rounds = {
-        name: [_round_digits(getattr(h, name)) for h in history]
-        for name in KEPT_FIELDS
-        if name != "replied"
-    }
+    names = [name for name in KEPT_FIELDS if name != "replied"]
+    rounds = {name: [_round_digits(getattr(h, name)) for h in history] for name in names}
     rounds |= _collect_client_columns(history)
     other = [_round_amounts(h.other) for h in history]
     if any(other):
         rounds["other"] = other
     rounds["value"] = [_round_digits(h.final_model_metric) for h in history]
     recipe = dict(cell.experiment.model_dump(mode="json", exclude_none=True)["recipe"])
-    return CellRecord(
-        cell.task,
-        cell.method,
-        cell.seed,
-        cell.tried,
-        cell.fingerprint,
-        last.metric,
-        last.lower,
-        recipe,
-        rounds,
-    )
+    place = (cell.task, cell.method, cell.seed, cell.tried, cell.fingerprint)
+    return CellRecord(*place, last.metric, last.lower, recipe, rounds)
 
 
 def _collect_client_columns(history: Sequence[RoundRecord]) -> dict[str, list[Any]]:
@@ -203,25 +170,19 @@ def _round_amounts(other: Mapping[str, float]) -> dict[str, float]:
 def save_cell_record(found: CellRecord, path: Path) -> None:
     """One cell; whole, or not there."""
     make_folder(path.parent)
-    write_atomically(
-        path,
-        json.dumps({"schema": SCHEMA_VERSION, **asdict(found)}, separators=(",", ":")).encode(),
-    )
+    write_atomically(path, _format_record(found).encode())
+
+
+def _format_record(record: CellRecord, sort_keys: bool = False) -> str:
+    table = {"schema": SCHEMA_VERSION, **asdict(record)}
+    return json.dumps(table, separators=(",", ":"), sort_keys=sort_keys)
 
 
 def pack_records(found: Iterable[CellRecord], path: Path) -> None:
     """All cells in one file, the same bytes for the same cells."""
-    lines = [
-        json.dumps(
-            {"schema": SCHEMA_VERSION, **asdict(each)}, separators=(",", ":"), sort_keys=True
-        )
-        for each in found
-    ]
-    buffer = io.BytesIO()
-    with gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0) as file:
-        file.write("".join(f"{line}\n" for line in sorted(lines)).encode())
+    lines = sorted(_format_record(each, sort_keys=True) for each in found)
     make_folder(path.parent)
-    write_atomically(path, buffer.getvalue())
+    write_atomically(path, gzip.compress("".join(f"{line}\n" for line in lines).encode(), mtime=0))
 
 
 def load_cell_record(path: Path) -> CellRecord:
@@ -274,12 +235,9 @@ def _parse_cell_record(text: bytes, where: str) -> CellRecord:
                 f"{where} has another schema than {SCHEMA_VERSION}; use the version that wrote it"
             )
         found = CellRecord(**raw)
-        texts = (found.task, found.method, found.fingerprint, found.metric)
-        if not (
-            all(isinstance(text, str) for text in texts)
-            and type(found.seed) is int
-            and type(found.lower) is bool
-        ):
+        fields = (found.task, found.method, found.fingerprint, found.metric)
+        named = all(isinstance(text, str) for text in fields)
+        if not named or type(found.seed) is not int or type(found.lower) is not bool:
             raise ValueError("it does not say which cell it is")
         COLUMNS_MODEL.model_validate(found.rounds)
         lengths = {len(found.rounds[name]) for name in {*KEPT_FIELDS, "value", *found.rounds}}
@@ -289,9 +247,7 @@ def _parse_cell_record(text: bytes, where: str) -> CellRecord:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as why:
         if isinstance(why, BadInput):
             raise
-        said = (
-            explain_validation_error(why)
-            if isinstance(why, ValidationError)
-            else f"{type(why).__name__}: {format_one_line(why, 100)}"
-        )
-        raise BadInput(f"{where} is no cell of an arena ({said}); remove it") from why
+        problem = f"{type(why).__name__}: {format_one_line(why, 100)}"
+        if isinstance(why, ValidationError):
+            problem = explain_validation_error(why)
+        raise BadInput(f"{where} is no cell of an arena ({problem}); remove it") from why
