@@ -49,64 +49,62 @@ def run_arena(
 ) -> None:
     """Run what is not recorded yet, then rank, draw and write."""
     tables = load_plan_tables(plan, against, tasks)
-    asked = ArenaPlan.from_tables(
-        tables, str(plan), trust_file(str(plan.parent.absolute()), everything=trust)
-    )
+    trusted = trust_file(str(plan.parent.absolute()), everything=trust)
+    asked = ArenaPlan.from_tables(tables, str(plan), trusted)
     prepare_folder(out, "--out")
     known = records.unpack_records(against) if against else []
     name, settings = parse_on_option(where)
-    found = job.run_plan(
-        asked,
-        out,
-        get_executor(name, {**asked.cluster, **settings}),
-        known,
-        None if as_json else _print_progress,
-    )
-    every = _add_rival_records(found.judged, known, asked)
-    if not any(p.method == asked.reference for p in every):
-        why = found.failed[0][1] if found.failed else "none was planned"
+    executor = get_executor(name, {**asked.cluster, **settings})
+    result = job.run_plan(asked, out, executor, known, None if as_json else _print_progress)
+    cells = _add_rival_records(result.judged, known, asked)
+    if not any(p.method == asked.reference for p in cells):
+        why = result.failed[0][1] if result.failed else "none was planned"
         raise BadInput(f"no run of the reference {asked.reference!r} ended: {why}")
-    ranked = build_leaderboards(every, asked.budgets, asked.reference)
-    told = {
-        "boards": [asdict(board) for board in ranked],
-        "fronts": {
-            axis: [asdict(point) for point in compute_pareto_points(every, axis)]
-            for axis in list_cost_axes(every)
-        },
-        "without": rank_without_each_task(every, "joules", max(asked.budgets), asked.reference),
-        "reached": {
-            axis: [asdict(line) for line in compute_cost_to_reference(every, axis, asked.reference)]
-            for axis in list_cost_axes(every)
-        },
-        "paired": [
-            asdict(line)
-            for line in compare_with_reference(every, "joules", max(asked.budgets), asked.reference)
-        ],
-        "reference": asked.reference,
-        "left_out": {method: dict(tasks) for method, tasks in asked.without.items()},
-        "stops": [asdict(line) for line in evaluate_stop_rules(every, asked.build_stop_rules())],
-        "settings": {f"{p.task}/{p.method}": dict(p.tried) for p in found.judged},
-        "failed": [list(each) for each in found.failed],
-        "about": describe_plan(asked),
-    }
+    ranked = build_leaderboards(cells, asked.budgets, asked.reference)
+    report = build_report(asked, cells, ranked, result)
     write_atomically(out / PLAN_FILE, tomli_w.dumps(tables).encode())
     write_atomically(out / LEADERBOARD_FILE, _format_leaderboards_csv(ranked).encode(), BY_UMASK)
-    write_atomically(out / "arena.json", json.dumps(told, indent=1).encode())
-    path = page.write_arena_page(every, ranked, told, out / "arena.html")
+    write_atomically(out / "arena.json", json.dumps(report, indent=1).encode())
+    path = page.write_arena_page(cells, ranked, report, out / "arena.html")
     if as_json:
-        print(json.dumps(told, indent=1))
+        print(json.dumps(report, indent=1))
     else:
         for board in ranked:
             if board.share == max(asked.budgets):
-                _print_leaderboard(board, every)
+                _print_leaderboard(board, cells)
         print(f"page: {path}")
-    if found.failed:
-        label, why = found.failed[0]
+    if result.failed:
+        label, why = result.failed[0]
         print(
-            f"{len(found.failed)} cells failed; first: {label}: {why}; the same command tries them"
-            " again"
+            f"{len(result.failed)} cells failed; first: {label}: {why}; the same command tries"
+            " them again"
         )
         raise SystemExit(1)
+
+
+def build_report(
+    plan: ArenaPlan,
+    cells: Sequence[CellRecord],
+    ranked: Sequence[Leaderboard],
+    result: job.ArenaResult,
+) -> dict[str, Any]:
+    """What arena.json holds."""
+    axes, reference, share = list_cost_axes(cells), plan.reference, max(plan.budgets)
+    reached = {axis: compute_cost_to_reference(cells, axis, reference) for axis in axes}
+    paired = compare_with_reference(cells, "joules", share, reference)
+    return {
+        "boards": list(map(asdict, ranked)),
+        "fronts": {axis: list(map(asdict, compute_pareto_points(cells, axis))) for axis in axes},
+        "without": rank_without_each_task(cells, "joules", share, reference),
+        "reached": {axis: list(map(asdict, lines)) for axis, lines in reached.items()},
+        "paired": list(map(asdict, paired)),
+        "reference": reference,
+        "left_out": {method: dict(tasks) for method, tasks in plan.without.items()},
+        "stops": list(map(asdict, evaluate_stop_rules(cells, plan.build_stop_rules()))),
+        "settings": {f"{p.task}/{p.method}": dict(p.tried) for p in result.judged},
+        "failed": list(map(list, result.failed)),
+        "about": describe_plan(plan),
+    }
 
 
 def load_plan_tables(plan: Path, against: Path | None, tasks: str | None) -> dict[str, Any]:
@@ -118,39 +116,32 @@ def load_plan_tables(plan: Path, against: Path | None, tasks: str | None) -> dic
     if there is not None and there.is_file() and isinstance(own.get("methods"), dict):
         base = read_toml(there)
         require_same_tasks(own, base, plan)
-        reference, methods = (
-            own.get("reference", base.get("reference", "fedavg")),
-            base.get("methods"),
-        )
+        methods, reference = base.get("methods"), base.get("reference", "fedavg")
+        reference = own.get("reference", reference)
         known = isinstance(methods, dict) and isinstance(reference, str) and reference in methods
         rival = {reference: methods[reference]} if known else {}  # type: ignore[index]
-        taken = {
-            key: value for key, value in base.items() if key not in (*own, "methods", "without")
-        }
+        replaced = (*own, "methods", "without")
+        taken = {key: value for key, value in base.items() if key not in replaced}
         refuse_names({**taken, "methods": rival}, there)
         own = {**taken, "without": {}, **own, "methods": {**rival, **own["methods"]}}
     if tasks is not None and isinstance(own.get("tasks"), dict):
         some = [name.strip() for name in tasks.split(",")]
         for name in some:
             if name not in own["tasks"]:
-                raise BadInput(
-                    f"--tasks {name!r} is no task of {plan}; {suggest_name(name, own['tasks'])}"
-                )
+                hint = suggest_name(name, own["tasks"])
+                raise BadInput(f"--tasks {name!r} is no task of {plan}; {hint}")
         own = {**own, "tasks": {name: own["tasks"][name] for name in some}}
         if isinstance(own.get("without"), dict):
-            own["without"] = {
-                method: _filter_reasons(some, each) for method, each in own["without"].items()
-            }
+            reasons = own["without"].items()
+            own["without"] = {method: _filter_reasons(some, each) for method, each in reasons}
     return own
 
 
 def _filter_reasons(tasks: Sequence[str], reasons: Any) -> Any:
     """Of a method's reasons not to be run on tasks, those about these tasks."""
-    return (
-        {task: why for task, why in reasons.items() if task in tasks}
-        if isinstance(reasons, dict)
-        else reasons
-    )
+    if not isinstance(reasons, dict):
+        return reasons
+    return {task: why for task, why in reasons.items() if task in tasks}
 
 
 def require_same_tasks(own: Mapping[str, Any], base: Mapping[str, Any], plan: Path) -> None:
@@ -214,14 +205,8 @@ def _format_leaderboards_csv(ranked: Sequence[Leaderboard]) -> str:
         for s in board.standings:
             means = [s.scores[task].mean if task in s.scores else None for task in tasks]
             figures = [s.rank, s.low, s.high, s.first, board.critical, *means]
-            lines.writerow(
-                [
-                    board.axis,
-                    board.share,
-                    s.method,
-                    *("" if x is None else f"{x:.5g}" for x in figures),
-                ]
-            )
+            cells = ("" if x is None else f"{x:.5g}" for x in figures)
+            lines.writerow([board.axis, board.share, s.method, *cells])
     return text.getvalue()
 
 
@@ -230,32 +215,28 @@ def _print_progress(done: int, total: int, label: str) -> None:
 
 
 def _print_leaderboard(board: Leaderboard, found: Sequence[CellRecord]) -> None:
-    tasks = list(board.budgets)
-    metrics = {p.task: p.metric for p in found}
+    metrics = {p.task: p.metric for p in found if p.task in board.budgets}
     rows: list[list[str]] = []
     for s in board.standings:
         scores = [
             s.scores[task]
             .divide_by(metric_format.metric_unit(metrics[task]))
             .format_interval(metric_format.metric_digits(metrics[task]))
-            for task in tasks
+            for task in board.budgets
         ]
         spread = "--" if s.low is None or s.high is None else f"{s.low:.2f} to {s.high:.2f}"
         leads = "--" if s.first is None else f"{100 * s.first:.0f} %"
         rows.append([s.method, f"{s.rank:.2f}", spread, leads, *scores])
     near = ""
-    if board.critical is not None:
-        near = f"; ranks closer than {board.critical:.2f} are not told apart"
     if board.is_tied:
         near = (
-            f"; no method can be told from any other: ranks differ by less than"
+            "; no method can be told from any other: ranks differ by less than"
             f" {board.critical:.2f}"
         )
-    heads = [
-        "method",
-        "rank",
-        "95 %",
-        "leads",
-        *(f"{task}: {metric_format.format_metric_heading(metrics[task])}" for task in tasks),
+    elif board.critical is not None:
+        near = f"; ranks closer than {board.critical:.2f} are not told apart"
+    headings = [
+        f"{task}: {metric_format.format_metric_heading(metrics[task])}" for task in board.budgets
     ]
-    print_table(f"at equal {board.axis}{near}", heads, rows)
+    title = f"at equal {board.axis}{near}"
+    print_table(title, ["method", "rank", "95 %", "leads", *headings], rows)

@@ -28,21 +28,12 @@ from flrce.errors import BadInput, format_one_line, suggest_name
 from flrce.methods.catalogue.recipes import CATALOGUE
 
 EXAMPLE_NAMES = {"methods": "fedavg", "tasks": "digits"}  # an example of what is in a table
-MACHINE_SETTINGS = (
-    "workers",
-    "device",
-    "kernel",
-    "updates",
-)  # engine settings in which the machines of one arena may differ
+# engine settings in which the machines of one arena may differ
+MACHINE_SETTINGS = ("workers", "device", "kernel", "updates")
 #: younger than the first arenas: these had none
 LATER_SETTINGS = (
-    ("data", "features"),
-    ("data", "text"),
-    ("data", "buckets"),
-    ("model", "lowrank"),
-    ("fleet", "network"),
-    ("fleet", "costs"),
-    ("fleet", "interval"),
+    *(("data", "features"), ("data", "text"), ("data", "buckets"), ("model", "lowrank")),
+    *(("fleet", "network"), ("fleet", "costs"), ("fleet", "interval")),
 )
 #: removed since: records of then had them, without a value
 REMOVED_SETTINGS = (("fleet", "presence"),)
@@ -50,6 +41,7 @@ PlanEntryName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._+-]{0,59
 PositiveShare = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 SeedNumber = Annotated[int, Field(ge=0, lt=2**63)]
 PositiveMultiple = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+FEW_VALUES = Field(min_length=1, max_length=50)
 TunedSettings = dict[str, Any]  # "train.lr" -> 0.1
 MAX_SETTINGS = 1000  # combinations that a method may try on a task
 MAX_CELLS = 100_000  # runs of one arena
@@ -64,12 +56,8 @@ class TuningGrid(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    grid: dict[str, Annotated[list[Any], Field(min_length=1, max_length=50)]] = Field(
-        default_factory=dict
-    )
-    times: dict[str, Annotated[list[PositiveMultiple], Field(min_length=1, max_length=50)]] = Field(
-        default_factory=dict
-    )
+    grid: dict[str, Annotated[list[Any], FEW_VALUES]] = Field(default_factory=dict)
+    times: dict[str, Annotated[list[PositiveMultiple], FEW_VALUES]] = Field(default_factory=dict)
     seeds: Annotated[tuple[SeedNumber, ...], Field(min_length=1)] = (0,)
     share: PositiveShare = 1.0  # of a task's rounds
 
@@ -86,9 +74,8 @@ class TuningGrid(BaseModel):
                     f" ({format_value(value)}); use tuning.grid, or set it"
                 )
             tried[key] = [float(f"{multiple * value:.3g}") for multiple in multiples]
-        return [
-            dict(zip(tried, values, strict=True)) for values in itertools.product(*tried.values())
-        ]
+        points = itertools.product(*tried.values())
+        return [dict(zip(tried, values, strict=True)) for values in points]
 
     @property
     def count_settings(self) -> int:
@@ -109,6 +96,24 @@ class TuningGrid(BaseModel):
         return any(len(values) > 1 for values in (*self.grid.values(), *self.times.values()))
 
 
+def _explain_plan_error(error: ValidationError) -> str:
+    """The first problem, as `key = value: rule`."""
+    first = error.errors()[0]
+    place = ".".join(map(str, first["loc"])) or "plan"
+    rule = first["msg"].removeprefix("Input ").removeprefix("Value error, ")
+    if first["type"] == "string_pattern_mismatch":
+        place = place.removesuffix(".[key]")
+        rule = (
+            "a name has letters, digits, spaces and . _ + -, begins with a letter or digit and has"
+            " at most 60 characters; rename it"
+        )
+    if first["type"] == "dict_type":
+        example = f"[{place}.{EXAMPLE_NAMES.get(place, 'name')}]"
+        rule = f"is a table, with one for each, such as {example}"
+    given = "" if first["type"] == "missing" else f" = {format_value(first['input'])}"
+    return f"{place}{given}: {rule}"
+
+
 class ArenaPlan(BaseModel):
     """An arena, checked."""
 
@@ -118,17 +123,14 @@ class ArenaPlan(BaseModel):
     reference: PlanEntryName = "fedavg"  # whose costs are the budgets' measure
     budgets: Annotated[tuple[PositiveShare, ...], Field(min_length=1)] = (0.25, 0.5, 1.0)
     tuning: TuningGrid = TuningGrid()
-    stops: dict[PlanEntryName, dict[str, Any]] = Field(
-        default_factory=dict
-    )  # rules to replay on every run: see `rules`
-    cluster: dict[str, str | int | float | bool] = Field(
-        default_factory=dict
-    )  # Ray's or submitit's own settings
+    # rules to replay on every run: see `build_stop_rules`
+    stops: dict[PlanEntryName, dict[str, Any]] = Field(default_factory=dict)
+    # Ray's or submitit's own settings
+    cluster: dict[str, str | int | float | bool] = Field(default_factory=dict)
     tasks: Annotated[dict[PlanEntryName, dict[str, Any]], Field(min_length=1)]
     methods: Annotated[dict[PlanEntryName, dict[str, Any]], Field(min_length=1)]
-    without: dict[PlanEntryName, dict[PlanEntryName, str]] = Field(
-        default_factory=dict
-    )  # method -> task -> why it is not run there
+    # method -> task -> why it is not run there
+    without: dict[PlanEntryName, dict[PlanEntryName, str]] = Field(default_factory=dict)
     _trust: Trust = PrivateAttr(default_factory=current_trust)
 
     @property
@@ -138,11 +140,8 @@ class ArenaPlan(BaseModel):
 
     @staticmethod
     def load(path: Path) -> "ArenaPlan":
-        return ArenaPlan.from_tables(
-            read_toml(path, "give an arena's plan (TOML)"),
-            str(path),
-            trust_file(str(path.parent.absolute())),
-        )
+        tables = read_toml(path, "give an arena's plan (TOML)")
+        return ArenaPlan.from_tables(tables, str(path), trust_file(str(path.parent.absolute())))
 
     @staticmethod
     def from_tables(
@@ -153,22 +152,7 @@ class ArenaPlan(BaseModel):
             with apply_trust(trust or current_trust()):
                 plan = ArenaPlan.model_validate(dict(tables))
         except ValidationError as why:
-            first = why.errors()[0]
-            place = ".".join(map(str, first["loc"])) or "plan"
-            rule = first["msg"].removeprefix("Input ").removeprefix("Value error, ")
-            if first["type"] == "string_pattern_mismatch":
-                place = place.removesuffix(".[key]")
-                rule = (
-                    "a name has letters, digits, spaces and . _ + -, begins with a letter or digit"
-                    " and has at most 60 characters; rename it"
-                )
-            if first["type"] == "dict_type":
-                rule = (
-                    "is a table, with one for each, such as"
-                    f" [{place}.{EXAMPLE_NAMES.get(place, 'name')}]"
-                )
-            given = "" if first["type"] == "missing" else f" = {format_value(first['input'])}"
-            raise BadInput(f"{where}: {place}{given}: {rule}") from why
+            raise BadInput(f"{where}: {_explain_plan_error(why)}") from why
         if plan.reference not in plan.methods:
             raise BadInput(
                 f"{where}: reference = {plan.reference!r} is not among the methods; add it or name"
@@ -191,9 +175,8 @@ class ArenaPlan(BaseModel):
 
     def check_size(self, where: str) -> None:
         """BadInput where the plan has more runs than anybody can make, before any is looked at."""
-        trials = (
-            self.tuning.count_settings * len(self.tuning.seeds) if self.tuning.has_choice else 0
-        )
+        tuning = self.tuning
+        trials = tuning.count_settings * len(tuning.seeds) if tuning.has_choice else 0
         cells = len(self.tasks) * len(self.methods) * (len(self.seeds) + trials)
         if cells > MAX_CELLS:
             raise BadInput(
@@ -204,16 +187,12 @@ class ArenaPlan(BaseModel):
     def validate_excluded_tasks(self, where: str) -> None:
         for method, tasks in self.without.items():
             if method not in self.methods:
-                raise BadInput(
-                    f"{where}: without.{method} is no method of this plan;"
-                    f" {suggest_name(method, self.methods)}"
-                )
+                hint = suggest_name(method, self.methods)
+                raise BadInput(f"{where}: without.{method} is no method of this plan; {hint}")
             for task in tasks:
                 if task not in self.tasks:
-                    raise BadInput(
-                        f"{where}: without.{method}.{task} is no task;"
-                        f" {suggest_name(task, self.tasks)}"
-                    )
+                    hint = suggest_name(task, self.tasks)
+                    raise BadInput(f"{where}: without.{method}.{task} is no task; {hint}")
         if self.reference in self.without:
             raise BadInput(
                 f"{where}: without.{self.reference}: the reference must run on every task"
@@ -236,11 +215,9 @@ class ArenaPlan(BaseModel):
 
     def list_settings(self, task: str, method: str) -> list[TunedSettings]:
         """What a method may be judged with on a task."""
-        return self.tuning.list_settings(
-            Experiment.from_tables(
-                self._merge_method_tables(task, method), trust=self._trust
-            ).model_dump()
-        )
+        tables = self._merge_method_tables(task, method)
+        experiment = Experiment.from_tables(tables, trust=self._trust)
+        return self.tuning.list_settings(experiment.model_dump())
 
     def list_tuning_cells(self, task: str, method: str) -> list["ArenaCell"]:
         """What is run to choose a method's settings; nothing where there is no choice."""
@@ -262,24 +239,18 @@ class ArenaPlan(BaseModel):
     def build_cell(
         self, task: str, method: str, seed: int, tried: TunedSettings, share: float = 1.0
     ) -> "ArenaCell":
-        tables = merge_tables(
-            self._merge_method_tables(task, method),
-            *(_nest_value(key, value) for key, value in tried.items()),
-        )
+        settings = (_nest_value(key, value) for key, value in tried.items())
+        tables = merge_tables(self._merge_method_tables(task, method), *settings)
         experiment = Experiment.from_tables(tables, trust=self._trust).with_seed(seed)
         if share < 1:
-            experiment = experiment.with_tables(
-                {"rounds": max(1, round(share * experiment.rounds))}
-            )
+            rounds = max(1, round(share * experiment.rounds))
+            experiment = experiment.with_tables({"rounds": rounds})
         return ArenaCell(task, method, seed, tried, experiment)
 
     def _merge_method_tables(self, task: str, method: str) -> dict[str, Any]:
-        own = self.methods[method]
-        named = (
-            {"recipe": {"name": method}}
-            if method in CATALOGUE and "name" not in own.get("recipe", {})
-            else {}
-        )
+        own, named = self.methods[method], {}
+        if method in CATALOGUE and "name" not in own.get("recipe", {}):
+            named = {"recipe": {"name": method}}
         return merge_tables(self.tasks[task], named, own)
 
 
@@ -297,9 +268,8 @@ class ArenaCell:
     def fingerprint(self) -> str:
         """Of what decides the result."""
         tables = self.experiment.model_dump(mode="json")
-        tables["engine"] = {
-            key: value for key, value in tables["engine"].items() if key not in MACHINE_SETTINGS
-        }
+        for key in MACHINE_SETTINGS:
+            tables["engine"].pop(key, None)
         for section, key in LATER_SETTINGS:
             if tables[section][key] is None:
                 del tables[section][key]
@@ -316,12 +286,8 @@ class ArenaCell:
 
     @property
     def label(self) -> str:
-        settings = ", ".join(
-            f"{key.rpartition('.')[2]} {value}" for key, value in self.tried.items()
-        )
-        return f"{self.method} on {self.task}, seed {self.seed}" + (
-            f", {settings}" if settings else ""
-        )
+        settings = [f"{key.rpartition('.')[2]} {value}" for key, value in self.tried.items()]
+        return ", ".join([f"{self.method} on {self.task}", f"seed {self.seed}", *settings])
 
 
 def merge_tables(*tables: Mapping[str, Any]) -> dict[str, Any]:
