@@ -20,12 +20,12 @@ from flrce.data import cache
 from flrce.data.readers.heart import build_heart_source
 from flrce.data.readers.idx import DIGIT_CLASSES, EMNIST_CLASSES
 from flrce.data.readers.shakespeare import WINDOW_LENGTH, build_role_source
-from flrce.data.readers.smartwatch import build_series_source
 from flrce.data.readers.speech import build_speech_source
 from flrce.data.sources import Source
 from flrce.data.user import from_arrays, from_columns
 
 TILES, SIDE = 50, 32
+SERIES_WINDOW, SERIES_STRIDE = 128, 64  # steps
 
 
 def cifar(folder: Path) -> Source:
@@ -93,14 +93,31 @@ def fed_heart(path: Path) -> Source:
 
 
 def smartwatch(path: Path) -> Source:
+    """Movements by subject: standardised windows (N, channels, 128) with the class of an exercise;
+    a series shorter than one window is left out.
+    """
     with np.load(path, allow_pickle=False) as z:
         x, edges = z["x"].astype(np.float32), z["offset"]
         names, subjects = z["labels"][z["y"]], z["subject"]
-    series = [
-        (f"S{s:02d}", str(n), x[a:b])
-        for s, n, a, b in zip(subjects, names, edges, edges[1:], strict=False)
-    ]
-    return build_series_source(series)
+    windows, y, owner = [], [], []
+    for subject, name, a, b in zip(subjects, names, edges, edges[1:], strict=False):
+        if b - a >= SERIES_WINDOW:
+            views = np.lib.stride_tricks.sliding_window_view(x[a:b], SERIES_WINDOW, axis=0)
+            windows.append(views[::SERIES_STRIDE])
+            y += [str(name)] * len(windows[-1])
+            owner += [f"S{subject:02d}"] * len(windows[-1])
+    pool = np.concatenate(windows).astype(np.float32)
+    mean, deviation = pool.mean((0, 2), keepdims=True), pool.std((0, 2), keepdims=True)
+    classes, codes = np.unique(y, return_inverse=True)
+    groups, group = np.unique(owner, return_inverse=True)
+    return Source(
+        "smartwatch",
+        (pool - mean) / np.where(deviation > 0, deviation, 1),
+        codes.astype(np.int64),
+        tuple(map(str, classes)),
+        group.astype(np.int64),
+        tuple(map(str, groups)),
+    )
 
 
 def chem97(path: Path) -> Source:

@@ -210,47 +210,6 @@ def test_hospitals_learn_together(heart):
     )  # chance: .55
 
 
-# smartwatch
-
-
-def series(path, steps=200, channels=("ax", "ay"), value=lambda t, c: t + c):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    rows = [",".join(str(value(t, c)) for c in range(len(channels))) for t in range(steps)]
-    path.write_text("\n".join([",".join(channels), *rows]) + "\n")
-
-
-@pytest.mark.parametrize("form", ["S1/{}/a.csv", "S1_{}_L.csv"])
-def test_series(tmp_path, form):
-    series(tmp_path / form.format("E0"), steps=257)  # windows at 0, 64, 128
-    series(tmp_path / form.format("E1"), steps=128)
-    series(tmp_path / form.format("E2"), steps=127)  # too short for one
-    source = read_dataset("smartwatch", tmp_path)
-    assert (source.shape, source.classes, source.groups) == ((2, 128), ("E0", "E1"), ("S1",))
-    assert np.bincount(source.y).tolist() == [3, 1]
-    assert source.x[0, 0, 64] == source.x[1, 0, 0]
-    assert abs(source.x.mean()) < 1e-5
-
-
-def test_malformed_series(tmp_path):
-    with pytest.raises(BadInput, match="no csv files"):
-        read_dataset("smartwatch", tmp_path)
-    for name, more, match in [
-        ("plain.csv", {}, "names no subject and class"),
-        ("S1_E0.csv", {"steps": 10}, "no series of 128 steps"),
-        ("S1_E0.csv", {"value": lambda t, c: "?" if t == 7 else 1}, "has gaps or text"),
-        ("S1_E0.csv", {"value": lambda t, c: "x"}, "has gaps or text"),
-    ]:
-        for old in tmp_path.glob("*.csv"):
-            old.unlink()
-        series(tmp_path / name, **more)
-        with pytest.raises(BadInput, match=match):
-            read_dataset("smartwatch", tmp_path)
-    series(tmp_path / "S1_E0.csv")
-    series(tmp_path / "S1_E1.csv", channels=("ax",))
-    with pytest.raises(BadInput, match="channels"):
-        read_dataset("smartwatch", tmp_path)
-
-
 # packed for the experiments
 
 

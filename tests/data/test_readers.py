@@ -409,46 +409,6 @@ def test_emnist_is_turned_upright(tmp_path):
     assert len(source.classes) == 62
 
 
-def qmnist_labels(y: np.ndarray, writers: list[int]) -> np.ndarray:
-    table = np.full((len(y), 8), 7, ">i4")
-    table[:, 0], table[:, 2] = y, writers
-    return table
-
-
-def test_mnist_with_writers(tmp_path):
-    (x, y), (x2, y2) = digits(4, 1), digits(2, 2)
-    write_idx(tmp_path, "qmnist-train-labels-idx2-int.gz", qmnist_labels(y, [2000, 31, 31, 2000]))
-    refused("mnist-writers", tmp_path, "train-images-idx3-ubyte.gz")
-    write_idx(tmp_path, "train-images-idx3-ubyte.gz", x)
-    assert len(read_dataset("mnist-writers", tmp_path).y) == 4
-    # QMNIST has 60,000 test labels, of which MNIST's 10,000 images are the first
-    write_idx(
-        tmp_path,
-        "qmnist-test-labels-idx2-int.gz",
-        qmnist_labels(np.append(y2, [1, 1, 1]), [5, 31, 8, 8, 8]),
-    )
-    write_idx(tmp_path, "t10k-images-idx3-ubyte.gz", x2)
-    source = read_dataset("mnist-writers", tmp_path)
-    assert np.array_equal(source.x[:, 0], np.concatenate([x, x2]))
-    assert source.y.tolist() == [*y, *y2]
-    assert [source.groups[code] for code in source.group] == ["2000", "31", "31", "2000", "5", "31"]
-    write_idx(tmp_path, "train-labels-idx1-ubyte.gz", (y + 1) % 10)
-    refused("mnist-writers", tmp_path, "disagrees with train-labels-idx1-ubyte.gz")
-
-
-def test_qmnist_with_its_own_images(tmp_path):
-    x, y = digits(3, 1)
-    write_idx(tmp_path, "qmnist-train-images-idx3-ubyte.gz", x)
-    write_idx(tmp_path, "qmnist-train-labels-idx2-int.gz", qmnist_labels(y, [4, 4, 6]))
-    source = read_dataset("mnist-writers", tmp_path)
-    assert np.array_equal(source.x[:, 0], x)
-    assert source.group.tolist() == [0, 0, 1]
-    write_idx(
-        tmp_path, "qmnist-train-labels-idx2-int.gz", qmnist_labels(np.append(y, 1), [4, 4, 6, 6])
-    )
-    refused("mnist-writers", tmp_path, "qmnist-train-labels-idx2-int.gz", "(4, 8)")
-
-
 def test_idx_claims_are_checked_before_memory_is_taken(tmp_path):
     path = tmp_path / "a.gz"
     claims = {

@@ -101,7 +101,6 @@ INSIDE = {
     "mnist, packed": ("train-images-idx3-ubyte.gz", lambda path: read_dataset("mnist", path)),
     "hospitals": ("processed.cleveland.data", lambda path: read_dataset("fed-heart", path)),
     "plays": ("a.txt", lambda path: read_dataset("shakespeare", path)),
-    "series": ("a_b.csv", lambda path: read_dataset("smartwatch", path)),
     "speech": ("yes/abc_nohash_0.wav", lambda path: read_dataset("speech", path)),
 }
 
@@ -123,16 +122,8 @@ def test_every_public_reader_is_named_here():
     """A reader that is added has to be attacked, too; those of images and pickles open files in one
     place each.
     """
-    known = {"mnist", "fed-heart", "shakespeare", "smartwatch", "speech"}
-    same = {
-        "mnist-writers",
-        "fashion-mnist",
-        "femnist",
-        "shakespeare-tokens",
-        "images",
-        "cifar10",
-        "cifar100",
-    }
+    known = {"mnist", "fed-heart", "shakespeare", "speech"}
+    same = {"fashion-mnist", "femnist", "shakespeare-tokens", "images", "cifar10", "cifar100"}
     assert set(DATASET_READERS) == known | same
 
 

@@ -11,7 +11,7 @@ from flrce.core.bounds import BatchSize, EpochCount, LearningRate, PositiveFloat
 from flrce.core.user_code import MODULE_PATH
 from flrce.data.partition import PARTITION_SCHEMES
 from flrce.data.sources import DATASET_NAMES as DATA
-from flrce.data.sources import Source, is_prepared, load_source
+from flrce.data.sources import STUDY_NAMES, Source, is_prepared, load_source
 from flrce.data.trouble import SlowLabels
 from flrce.devices import carbon
 from flrce.devices.cost_models import CostModel
@@ -93,8 +93,7 @@ class DataSection(Section):
     @field_validator("name")
     @classmethod
     def _validate_name(cls, value: str) -> str:
-        known = value in DATA or is_prepared(value)
-        if known:
+        if value in (*DATA, *STUDY_NAMES) or is_prepared(value):
             return value
         return _require_one_of(
             value, DATA, "(or prepare images of your own: flrce data prepare images)"

@@ -20,8 +20,9 @@ FASHION_MNIST_FOLDER = Path("/usr/share/datasets/fashion-mnist")
 #: sets by name; those not embedded are prepared once with `flrce data prepare`
 DATASET_NAMES = (
     *("digits", "fashion-mnist", "cifar10", "cifar100", "femnist", "speech", "mnist"),
-    *("mnist-writers", "shakespeare", "shakespeare-tokens", "fed-heart", "smartwatch"),
+    *("shakespeare", "shakespeare-tokens", "fed-heart"),
 )
+STUDY_NAMES = ("mnist-writers", "smartwatch")  # prepared by experiments/adapters/packed.py
 
 
 #: what y is: class codes (N,); numbers (N,) or (N, K); next symbols (N, L) or (N,); several labels
@@ -254,7 +255,7 @@ def load_source(name: str, path: str | None = None, **how: Any) -> Source:
         return cache.load_prepared(folder)
     if name == "fashion-mnist":
         return load_fashion_mnist()
-    raise BadInput(
-        f"data.name {name!r} is not prepared; run: flrce data prepare {name} --from DIR (looked in"
-        f" {folder})"
-    )
+    command = f"flrce data prepare {name} --from DIR"
+    if name in STUDY_NAMES:
+        command = f"python experiments/adapters/packed.py DIR {name}"
+    raise BadInput(f"data.name {name!r} is not prepared; run: {command} (looked in {folder})")

@@ -1,6 +1,6 @@
 """Readers of the public forms of the data sets: files a user has already; nothing is downloaded.
 
-Whoever prefers a download: the folders that torchvision (CIFAR10, CIFAR100, MNIST, QMNIST,
+Whoever prefers a download: the folders that torchvision (CIFAR10, CIFAR100, MNIST,
 FashionMNIST, EMNIST) and torchaudio (SPEECHCOMMANDS) make with `download=True` are read as they
 are.
 """
@@ -11,9 +11,8 @@ from functools import partial
 from pathlib import Path
 
 from flrce.core.files import format_path
-from flrce.data.readers import heart, idx, images, leaf, smartwatch, speech
+from flrce.data.readers import heart, idx, images, leaf, speech
 from flrce.data.readers.cifar import CIFAR10, CIFAR100, read_cifar
-from flrce.data.readers.idx import read_mnist_writers
 from flrce.data.readers.shakespeare import read_shakespeare, read_shakespeare_tokens
 from flrce.data.sources import Source
 from flrce.errors import BadInput, suggest_name
@@ -52,9 +51,6 @@ DATASET_READERS: dict[str, DatasetReader] = {
         "Google Speech Commands: folders of wav, with speakers", None, speech.read_speech_commands
     ),
     "mnist": DatasetReader("MNIST: idx files, plain or gz", 70_000, idx.read_mnist),
-    "mnist-writers": DatasetReader(
-        "MNIST with writers: QMNIST's labels, MNIST's or QMNIST's images", None, read_mnist_writers
-    ),
     "fashion-mnist": DatasetReader(
         "Fashion-MNIST: idx files (Debian: dataset-fashion-mnist)", 60_000, idx.read_fashion_mnist
     ),
@@ -66,9 +62,6 @@ DATASET_READERS: dict[str, DatasetReader] = {
     ),
     "fed-heart": DatasetReader(
         "heart disease in four hospitals: UCI's processed.*.data", 740, heart.read_heart_disease
-    ),
-    "smartwatch": DatasetReader(
-        "movements by subject: one csv file a series", None, smartwatch.read_smartwatch
     ),
     "images": DatasetReader(
         "images of your own: one folder a class (needs Pillow)", None, images.read_image_classes

@@ -1,6 +1,6 @@
 """The idx files of MNIST and its relatives, plain or gzipped.
 
-MNIST, QMNIST and EMNIST come as a training and a test part; both go into one pool, because a
+MNIST and EMNIST come as a training and a test part; both go into one pool, because a
 federation makes its own hold-out. Fashion-MNIST keeps to its 60,000 training images, like the set
 that ships with Debian.
 """
@@ -9,7 +9,7 @@ import gzip
 import zlib
 from math import prod
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,6 @@ from flrce.data.readers.files import check_labels, find_first_file
 from flrce.data.sources import Source
 from flrce.errors import BadInput
 
-IDX_DTYPES: dict[int, np.dtype[Any]] = {0x08: np.dtype(np.uint8), 0x0C: np.dtype(">i4")}
 MAX_UNPACKED_BYTES = 1 << 30  # bytes once unpacked; EMNIST by class, the largest, has 547 MB
 HEADER_BYTES = 20
 MAX_GZIP_RATIO = 1032  # deflate cannot pack tighter, so a larger claim is false
@@ -34,12 +33,10 @@ SEARCH_FOLDERS = {
     "MNIST": ("", "raw", "MNIST/raw"),
     "Fashion-MNIST": ("", "raw", "FashionMNIST/raw"),
     "EMNIST by class": ("", "raw", "gzip", "EMNIST/raw"),
-    "QMNIST": ("", "raw", "MNIST/raw", "QMNIST/raw"),
 }
-WRITER_COLUMN = 2  # column of QMNIST's labels; column 0 is the digit
 
 
-def read_idx(path: Path, dims: int, kind: int = 0x08) -> NDArray[Any]:
+def read_idx(path: Path, dims: int) -> NDArray[np.uint8]:
     """An idx array. Its header is checked against the file's size before anything is allocated."""
     remedy = "download or copy it afresh"
     try:
@@ -47,10 +44,10 @@ def read_idx(path: Path, dims: int, kind: int = 0x08) -> NDArray[Any]:
         with open_regular(path, remedy, MAX_UNPACKED_BYTES + HEADER_BYTES) as opened:
             file = cast("IO[bytes]", gzip.GzipFile(fileobj=opened)) if packed else opened
             header = np.frombuffer(file.read(4 + 4 * dims), np.uint8)
-            if len(header) != 4 + 4 * dims or header[:4].tolist() != [0, 0, kind, dims]:
+            if len(header) != 4 + 4 * dims or header[:4].tolist() != [0, 0, 8, dims]:
                 raise BadInput(f"{format_path(path)} is no idx file of {dims} dimensions; {remedy}")
             shape = tuple(int(side) for side in header[4:].view(">u4"))
-            size = prod(shape) * IDX_DTYPES[kind].itemsize
+            size = prod(shape)
             room = min(MAX_UNPACKED_BYTES, path.stat().st_size * (MAX_GZIP_RATIO if packed else 1))
             if size > room:
                 raise BadInput(
@@ -67,7 +64,7 @@ def read_idx(path: Path, dims: int, kind: int = 0x08) -> NDArray[Any]:
         raise BadInput(
             f"{format_path(path)} claims {size:,} bytes of data but holds {held}; {remedy}"
         )
-    return np.frombuffer(content, IDX_DTYPES[kind]).reshape(shape)
+    return np.frombuffer(content, np.uint8).reshape(shape)
 
 
 def read_mnist(folder: Path, progress: bool = False) -> Source:
@@ -93,27 +90,9 @@ def read_emnist(folder: Path, progress: bool = False) -> Source:
     return Source("femnist", x, y, EMNIST_CLASSES, scale=1 / 255)
 
 
-def read_mnist_writers(folder: Path, progress: bool = False) -> Source:
-    """MNIST with the writer of each digit from QMNIST's labels, which follow MNIST's order.
-
-    With MNIST's own images: 70,000 digits (the test labels beyond its 10,000 are left). With
-    QMNIST's: 120,000.
-    """
-    pools = [
-        _read_qmnist_part(folder, "train", "train", needed=True),
-        _read_qmnist_part(folder, "test", "t10k", needed=False),
-    ]
-    x, y, writer = (np.concatenate(part) for part in zip(*(p for p in pools if p), strict=True))
-    names, codes = np.unique(writer, return_inverse=True)
-    group, groups = codes.astype(np.int64), tuple(map(str, names))
-    return Source("mnist-writers", x, y, DIGIT_CLASSES, group, groups, scale=1 / 255)
-
-
-def find_idx_file(
-    folder: Path, title: str, stem: str, dims: int, kind: str = "ubyte"
-) -> Path | None:
+def find_idx_file(folder: Path, title: str, stem: str, dims: int) -> Path | None:
     """A file of the set, gzipped or not, under the names in use: x-idx3-ubyte and x.idx3-ubyte."""
-    names = [f"{stem}{mark}idx{dims}-{kind}{end}" for mark in "-." for end in ("", ".gz")]
+    names = [f"{stem}{mark}idx{dims}-ubyte{end}" for mark in "-." for end in ("", ".gz")]
     return find_first_file(folder, SEARCH_FOLDERS[title], names)
 
 
@@ -150,39 +129,3 @@ def _read_images(path: Path) -> NDArray[np.uint8]:
             " download it afresh"
         )
     return x[:, None]
-
-
-def _read_qmnist_part(
-    folder: Path, part: str, mnist_part: str, needed: bool
-) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]] | None:
-    """One part of QMNIST: images, digits, writers; None when it is not needed and not there."""
-    labels = find_idx_file(folder, "QMNIST", f"qmnist-{part}-labels", 2, "int")
-    own = find_idx_file(folder, "QMNIST", f"{mnist_part}-images", 3)
-    borrowed = find_idx_file(folder, "QMNIST", f"qmnist-{part}-images", 3)
-    if labels is None and not needed:
-        return None
-    images = own or borrowed
-    if labels is None or images is None:
-        if labels is None:
-            missing = f"qmnist-{part}-labels-idx2-int.gz"
-        else:
-            missing = f"{mnist_part}-images-idx3-ubyte.gz"
-        raise BadInput(
-            f"{format_path(folder)} lacks {missing}; put QMNIST's labels and MNIST's images there"
-        )
-    x, table = _read_images(images), read_idx(labels, 2, kind=0x0C).astype(np.int64)
-    fits = len(table) == len(x) or (len(table) > len(x) and own and part == "test")
-    if table.shape[1] != 8 or not fits:
-        raise BadInput(
-            f"{format_path(labels)} has shape {table.shape} for {len(x):,} images; download it"
-            " afresh"
-        )
-    table = table[: len(x)]
-    check_labels(labels, table[:, 0], len(x), 10, "download it afresh")
-    plain = find_idx_file(folder, "QMNIST", f"{mnist_part}-labels", 1)
-    if own and plain and not np.array_equal(read_idx(plain, 1), table[:, 0]):
-        raise BadInput(
-            f"{format_path(labels)} disagrees with {plain.name}; take MNIST's and QMNIST's original"
-            " files"
-        )
-    return x, table[:, 0], table[:, WRITER_COLUMN]
