@@ -10,7 +10,12 @@ from hypothesis import strategies as st
 
 from flrce.core.checked_replies import book_costs, collect_client_states
 from flrce.core.gate import MAX_SAMPLES_PER_CLIENT, match_replies, validate_replies, validate_reply
-from flrce.core.payloads import MAX_COORDINATE, is_plausible_cost, make_encoding_stream
+from flrce.core.payloads import (
+    MAX_COORDINATE,
+    ReplyContext,
+    is_plausible_cost,
+    make_encoding_stream,
+)
 from flrce.core.pieces import NoCompression
 from flrce.core.types import ClientCost, Payload, Reply, Task
 from flrce.methods.compression.quantize import Quantizer
@@ -97,7 +102,7 @@ replies = st.one_of(
 def test_any_reply_whatsoever(sent, compressor, keep):
     tasks = [task("x", 4, compressor=compressor), task("y", 2, compressor=compressor), task("z", 0)]
     good = honest(tasks[2])
-    updates, rejected = validate_replies(tasks, [*sent, good], holdings, D, D, keep)
+    updates, rejected = validate_replies(tasks, [*sent, good], ReplyContext(holdings, D, D, keep))
     assert torch.isfinite(updates.U).all()
     assert float(updates.U.abs().max() if len(updates) else 0) <= MAX_COORDINATE
     assert updates.k.tolist() == sorted(updates.k.tolist())
@@ -118,8 +123,8 @@ def test_any_reply_whatsoever(sent, compressor, keep):
 def test_order_does_not_matter(order):
     tasks = [task(f"c{i}", 3 - i) for i in range(4)]
     sent = [honest(job, torch.full((D,), float(i))) for i, job in enumerate(tasks)]
-    plain, _ = validate_replies(tasks, sent, holdings, D, D)
-    mixed, _ = validate_replies(tasks, [sent[i] for i in order], holdings, D, D)
+    plain, _ = validate_replies(tasks, sent, ReplyContext(holdings, D, D))
+    mixed, _ = validate_replies(tasks, [sent[i] for i in order], ReplyContext(holdings, D, D))
     assert torch.equal(plain.U, mixed.U)
     assert plain.k.tolist() == mixed.k.tolist() == [0, 1, 2, 3]
 
@@ -137,7 +142,7 @@ def test_what_is_honest_passes(compressor):
 def test_a_late_reply_does_not_hide_the_proper_one():
     job = task()
     late = honest(replace(job, t=2))
-    updates, rejected = validate_replies([job], [late, honest(job)], holdings, D, D)
+    updates, rejected = validate_replies([job], [late, honest(job)], ReplyContext(holdings, D, D))
     assert len(updates) == 1
     assert not rejected
     first, strays = match_replies([job], [late, honest(job), honest(job), honest(task("stranger"))])
@@ -164,7 +169,7 @@ def test_a_late_reply_does_not_hide_the_proper_one():
 )
 def test_reasons(field, value, reason):
     _, rejected = validate_replies(
-        [task()], [replace(honest(task()), **{field: value})], holdings, D, D
+        [task()], [replace(honest(task()), **{field: value})], ReplyContext(holdings, D, D)
     )
     assert any(part in rejected["x"] for part in reason.split("|"))
 
@@ -193,7 +198,7 @@ def test_only_the_fastest_count():
         replace(honest(job), spent=ClientCost(compute_seconds=s))
         for job, s in zip(tasks, (3, 1, 2), strict=True)
     ]
-    updates, rejected = validate_replies(tasks, sent, holdings, D, D, keep=2)
+    updates, rejected = validate_replies(tasks, sent, ReplyContext(holdings, D, D, keep=2))
     assert updates.k.tolist() == [1, 2]
     assert rejected == {"c0": "slower than the replies that were waited for"}
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from flrce.core import linalg, tensor_bytes
 from flrce.core.gate import validate_replies
+from flrce.core.payloads import ReplyContext
 from flrce.core.pieces import NoCompression
 from flrce.core.sketch import RotatedSketch
 from flrce.core.types import Payload, Reply, Task
@@ -95,10 +96,7 @@ def test_a_table_gives_the_same_updates(kinds):
         return validate_replies(
             tasks,
             list(replies(table is not None)),
-            lambda task: (None, [("w", D)]),
-            D,
-            D,
-            table=table,
+            ReplyContext(lambda task: (None, [("w", D)]), D, D, table=table),
         )
 
     plain, why = through(None)

@@ -28,6 +28,7 @@ with watched:
     from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
     from flrce.core.gate import validate_replies
+    from flrce.core.payloads import ReplyContext
     from flrce.core.pieces import MalformedPayload, NoCompression
     from flrce.core.types import Payload, Reply, Task
     from flrce.flower.arrays import ArrayTemplate, read_array
@@ -100,7 +101,9 @@ class Source:
 
 def judge(reply: Reply, task: Task) -> None:
     """Through the gate, which must not raise; what passes must leave a sound model."""
-    updates, rejected = validate_replies([task], [reply], lambda _: (None, LAYOUT), 12, 8, None, W)
+    updates, rejected = validate_replies(
+        [task], [reply], ReplyContext(lambda _: (None, LAYOUT), 12, 8, None, W)
+    )
     assert len(updates) + len(rejected) == 1
     assert torch.isfinite(updates.U).all()
     assert not len(updates) or bool((W + updates.U[0])[10:].min() >= 0)

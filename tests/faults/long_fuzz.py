@@ -41,7 +41,7 @@ from flrce.config.experiment import Experiment  # noqa: E402
 from flrce.core.checked_replies import book_costs  # noqa: E402
 from flrce.core.files import parse_toml  # noqa: E402
 from flrce.core.gate import validate_replies  # noqa: E402
-from flrce.core.payloads import MAX_COORDINATE  # noqa: E402
+from flrce.core.payloads import MAX_COORDINATE, ReplyContext  # noqa: E402
 from flrce.core.types import ClientCost, Payload, Reply  # noqa: E402
 from flrce.data.sources import load_source  # noqa: E402
 from flrce.errors import BadInput  # noqa: E402
@@ -190,7 +190,7 @@ def payloads(rng: random.Random) -> None:
     tasks = [task(f"c{i}", i, compressor=compressor) for i in range(4)]
     replies = [honest(tasks[0]), *(_spoilt(honest(each), rng) for each in tasks[1:])]
     updates, rejected = validate_replies(
-        tasks, replies, holdings, D, D, known=torch.full((4,), 4.0)
+        tasks, replies, ReplyContext(holdings, D, D, samples_before=torch.full((4,), 4.0))
     )
     assert 0 in updates.k.tolist()
     assert torch.isfinite(updates.U).all()

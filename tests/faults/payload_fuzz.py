@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from flrce.core.gate import validate_replies
-from flrce.core.payloads import MAX_COORDINATE, make_encoding_stream
+from flrce.core.payloads import MAX_COORDINATE, ReplyContext, make_encoding_stream
 from flrce.core.roles import Compressor
 from flrce.core.types import Payload, Reply, Task
 from flrce.errors import BadInput
@@ -104,7 +104,7 @@ def case(rng: random.Random) -> bool:
     reply = Reply("x", 3, Payload(buffers), n=4, loss=1.0)
     before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     updates, rejected = validate_replies(
-        [task], [reply], lambda _: (None, LAYOUT), D, D, w=torch.ones(D)
+        [task], [reply], ReplyContext(lambda _: (None, LAYOUT), D, D, w=torch.ones(D))
     )
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     assert time.process_time() - began < SECONDS, task.compressor

@@ -109,7 +109,7 @@ def test_valid_input_is_accepted():
     assert len(taken) == 5
     for reply, task in taken:
         updates, rejected = fuzz.validate_replies(
-            [task], [reply], lambda _: (None, fuzz.LAYOUT), 12, 8, None, fuzz.W
+            [task], [reply], fuzz.ReplyContext(lambda _: (None, fuzz.LAYOUT), 12, 8, None, fuzz.W)
         )
         assert len(updates) == 1, rejected
 

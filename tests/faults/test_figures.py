@@ -14,7 +14,12 @@ from clients import SIZES, Fleet
 from flrce.core.checked_replies import book_costs
 from flrce.core.gate import MAX_SAMPLE_RATIO, validate_replies
 from flrce.core.loop import make_initial_state, rounds
-from flrce.core.payloads import MAX_REPORTED_VALUE, is_finite_number, is_plausible_cost
+from flrce.core.payloads import (
+    MAX_REPORTED_VALUE,
+    ReplyContext,
+    is_finite_number,
+    is_plausible_cost,
+)
 from flrce.core.types import ClientCost, ClientRecord, PendingTask, RoundRecord, Updates
 from flrce.errors import format_one_line
 from flrce.methods.aggregation.mean import WeightedMean, compute_reply_weights
@@ -137,11 +142,15 @@ def test_samples_may_not_leap():
         replace(replies[1], n=MAX_SAMPLE_RATIO * replies[1].n + 1),
         *replies[2:],
     ]
-    updates, rejected = validate_replies(tasks, lies, fleet.get_task_layout, D, D, known=known)
+    updates, rejected = validate_replies(
+        tasks, lies, ReplyContext(fleet.get_task_layout, D, D, samples_before=known)
+    )
     assert list(rejected) == [tasks[1].client]
     assert "num_examples grew from" in rejected[tasks[1].client]
     updates, rejected = validate_replies(
-        tasks, lies, fleet.get_task_layout, D, D, known=torch.zeros(len(tasks))
+        tasks,
+        lies,
+        ReplyContext(fleet.get_task_layout, D, D, samples_before=torch.zeros(len(tasks))),
     )
     assert not rejected  # never heard of before: the aggregator's cap is what holds
     assert len(updates) == len(tasks)

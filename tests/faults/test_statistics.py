@@ -10,6 +10,7 @@ from harness import DATA, experiment
 
 from flrce.core.gate import validate_replies, validate_reply
 from flrce.core.payloads import (
+    ReplyContext,
     SentModel,
     fingerprint_model,
     make_encoding_stream,
@@ -146,7 +147,7 @@ def test_another_model():
             "trained from another model"
         )
     updates, rejected = validate_replies(
-        [task()], [reply(*zero, base=other)], holdings, D, 3, None, W
+        [task()], [reply(*zero, base=other)], ReplyContext(holdings, D, 3, None, W)
     )
     assert len(updates) == 0
     assert rejected["x"].startswith("trained from another model")
@@ -161,7 +162,9 @@ def test_the_model_is_hashed_once(monkeypatch):
     )
     tasks = [replace(task(), client=f"c{k}", k=k) for k in range(5)]
     sent = [replace(reply(*[0.0] * D, base="same"), client=f"c{k}") for k in range(5)]
-    assert len(validate_replies(tasks, sent, holdings, D, 3, None, W)[0]) == 5
+    assert len(validate_replies(tasks, sent, ReplyContext(holdings, D, 3, None, W))[0]) == 5
     assert len(count) == 1
-    validate_replies(tasks, [replace(r, base="") for r in sent], holdings, D, 3, None, W)
+    validate_replies(
+        tasks, [replace(r, base="") for r in sent], ReplyContext(holdings, D, 3, None, W)
+    )
     assert len(count) == 1  # nobody asked for it

@@ -15,6 +15,7 @@ from flwr.serverapp.strategy import FedAvg
 
 from flower_helpers import plain_app, start
 from flrce.core.gate import match_replies, validate_replies
+from flrce.core.payloads import ReplyContext
 from flrce.core.pieces import NoCompression
 from flrce.core.types import Payload, Reply, Task
 from flrce.errors import BadInput
@@ -177,9 +178,7 @@ def test_a_reply_is_let_go_of_as_it_is_stacked():
     updates, rejected = validate_replies(
         [Task(str(i), i, 1, 0, compressor=NoCompression()) for i in range(4)],
         replies,
-        holdings,
-        5,
-        5,
+        ReplyContext(holdings, 5, 5),
     )
     assert not rejected
     assert updates.U.tolist() == [[i] * 5 for i in range(4)]

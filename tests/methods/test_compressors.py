@@ -12,6 +12,7 @@ from torch import Tensor
 from flrce.config.compose import build_piece, compose_recipe
 from flrce.config.experiment import Experiment
 from flrce.core.gate import validate_replies
+from flrce.core.payloads import ReplyContext
 from flrce.core.pieces import MalformedPayload, NoCompression
 from flrce.core.types import Payload, Reply, Task
 from flrce.errors import BadInput
@@ -292,16 +293,16 @@ def test_coverage_leaves_dropped_tensors_out_of_the_mean():
         for t, r in zip(tasks, encoded, strict=True)
     ]
     replies = [Reply(t.client, 1, p, n=1) for t, p in zip(tasks, payloads, strict=True)]
-    got, rejected = validate_replies(tasks, replies, lambda task: (None, LAYOUT), D, D)
+    got, rejected = validate_replies(
+        tasks, replies, ReplyContext(lambda task: (None, LAYOUT), D, D)
+    )
     assert rejected == {}
     assert got.covered is not None
     assert torch.equal(got.covered, got.U == 1)
     counted = validate_replies(
         [t.__class__(t.client, t.k, 1, 3, compressor=TensorDropout(0.5)) for t in tasks],
         replies,
-        lambda task: (None, LAYOUT),
-        D,
-        D,
+        ReplyContext(lambda task: (None, LAYOUT), D, D),
     )[0]
     assert counted.covered is None
     assert torch.equal(counted.U, got.U)
@@ -337,7 +338,7 @@ def test_a_diverged_client_is_sent_and_refused_at_the_gate(compressor):
         task = Task("a", 0, t=1, seed=seed, compressor=compressor)
         payload, _ = compressor.encode(u, LAYOUT, make_stream(seed, "encode", 1, "a"), {})
         got, rejected = validate_replies(
-            [task], [Reply("a", 1, payload, n=1)], lambda task: (None, LAYOUT), D, D
+            [task], [Reply("a", 1, payload, n=1)], ReplyContext(lambda task: (None, LAYOUT), D, D)
         )
         assert torch.isfinite(got.U).all()
         assert "malformed" not in rejected.get("a", "")

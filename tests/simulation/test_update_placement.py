@@ -22,6 +22,7 @@ from flrce import Aggregator
 from flrce.config.experiment import Experiment
 from flrce.core import linalg, loop, memory_limits, sketch, tensor_bytes
 from flrce.core.gate import validate_replies
+from flrce.core.payloads import ReplyContext
 from flrce.core.pieces import Payload
 from flrce.core.types import RepliesWithTable, Reply, Updates
 from flrce.errors import BadInput
@@ -251,7 +252,7 @@ def test_any_reply_whatsoever_beside_a_device(sent, compressor):
     with pytest.MonkeyPatch.context() as patch, elsewhere(patch) as mode:
         w = mode.there(torch.ones(8))
         updates, rejected = validate_replies(
-            tasks, [*sent, honest(tasks[2])], small_holdings, 8, 8, w=w
+            tasks, [*sent, honest(tasks[2])], ReplyContext(small_holdings, 8, 8, w=w)
         )
         assert mode.is_far(updates.U)
         assert bool(torch.isfinite(updates.U).all())

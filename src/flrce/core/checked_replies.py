@@ -12,7 +12,7 @@ from torch import Tensor
 from flrce.core.cost_table import MODELLED_FIELD, add_amounts
 from flrce.core.engine import Engine, add_carbon, update_batteries
 from flrce.core.gate import MAX_SAMPLES_PER_CLIENT, match_replies, validate_replies
-from flrce.core.payloads import is_finite_number, is_plausible_cost
+from flrce.core.payloads import ReplyContext, is_finite_number, is_plausible_cost
 from flrce.core.pending import DueTasks, acknowledge_downloads, collect_due, list_reply_ages
 from flrce.core.pieces import Recipe
 from flrce.core.planning import describe_round
@@ -92,20 +92,19 @@ def check_updates(
 ) -> tuple[Updates, dict[str, str]]:
     """The updates that passed the gate, and why each other client did not count."""
     w = plan.state.w if came.sent is None else came.sent  # where the updates are
-    return validate_replies(
-        due.tasks,
-        replies,
+    context = ReplyContext(
         engine.get_task_layout,
         len(w),
         engine.trainable,
         plan.keep,
         w,
-        known=plan.n,
+        samples_before=plan.n,
         bases=due.bases,
         t=plan.t,
         oldest=due.oldest,
         table=came.table,
     )
+    return validate_replies(due.tasks, replies, context)
 
 
 def make_record(

@@ -5,7 +5,7 @@ Nothing a client sends raises: what is not as the task asked for it is refused, 
 contents.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from flrce.core.payloads import (
+    ReplyContext,
     SentModel,
+    TaskLayoutFunction,
     decode_update,
     is_finite_number,
     is_plausible_cost,
@@ -29,66 +31,55 @@ from flrce.errors import format_one_line
 MAX_SAMPLES_PER_CLIENT = 10_000_000  # a client that claims more lies, or should be several clients
 # times as many samples as it had before: nobody gathers more between two rounds
 MAX_SAMPLE_RATIO = 4
-TaskLayoutFunction = Callable[[Task], tuple[Tensor | None, Sequence[tuple[str, int]]]]
 StrayReply = tuple[Reply, str]
 
 
 def validate_replies(
-    tasks: Sequence[Task],
-    replies: Sequence[Reply],
-    holdings: TaskLayoutFunction,
-    d: int,
-    trainable: int,
-    keep: int | None = None,
-    w: Tensor | None = None,
-    known: Tensor | None = None,
-    bases: Mapping[str, Tensor] = {},
-    t: int | None = None,
-    oldest: int | None = None,
-    table: Tensor | None = None,
+    tasks: Sequence[Task], replies: Sequence[Reply], context: ReplyContext
 ) -> tuple[Updates, dict[str, str]]:
-    """The updates that passed, ordered by row, and why each other client did not count.
-
-    w is the model now, and what clients start from where `bases` has no older one; `known` (M,) the
-    samples that they had before, 0 where nobody knows. In round t, replies more than `oldest`
-    rounds old do not count. `table` is as in Arrivals; where updates lie on a device, w is there
-    too.
-    """
+    """The updates that passed, ordered by row, and why each other client did not count."""
     asked = {task.client: task for task in tasks}
-    now = None if w is None else SentModel(w)
-    sent = {client: now if base is w else SentModel(base) for client, base in bases.items()}
     first, strays = match_replies(tasks, replies)
     rejected = {task.client: "no reply" for task in tasks if task.client not in first}
     rejected |= {reply.client: why for reply, why in strays if reply.client in rejected}
     passed: dict[str, tuple[Reply, Tensor]] = {}
-    for client, reply in first.items():
-        task = asked[client]
-        why, u = validate_reply(task, reply, holdings, sent.get(client, now), now, trainable)
-        why = why if u is None else _explain_old_or_grown(task, reply, known, t, oldest)
-        if u is None or why:
+    for client, why, update in _check_each_reply(asked, first, context):
+        if update is None:
             rejected[client] = why
         else:
-            passed[client] = (reply, u)
-    for client in _find_slow_clients(passed, keep):
+            passed[client] = (first[client], update)
+        del update  # it may be large
+    for client in _find_slow_clients(passed, context.keep):
         del passed[client]
         rejected[client] = "slower than the replies that were waited for"
     counted = sorted((asked[client] for client in passed), key=lambda task: task.k)
-    dtype = torch.float32 if w is None else w.dtype
     # each may be a large model, let go of as it is stacked
     handed_over = [passed.pop(task.client) for task in counted]
-    updates = stack_updates(counted, handed_over, holdings, d, trainable, dtype, table, w)
-    return _add_bases(updates, counted, bases, w, t), rejected
+    return _add_bases(stack_updates(counted, handed_over, context), counted, context), rejected
 
 
-def _explain_old_or_grown(
-    task: Task, reply: Reply, known: Tensor | None, t: int | None, oldest: int | None
-) -> str:
+def _check_each_reply(
+    asked: Mapping[str, Task], replies: Mapping[str, Reply], context: ReplyContext
+) -> Iterator[tuple[str, str, Tensor | None]]:
+    """(client, "", its update), or (client, why not, None)."""
+    w = context.w
+    now = None if w is None else SentModel(w)
+    started = {k: now if base is w else SentModel(base) for k, base in context.bases.items()}
+    for client, reply in replies.items():
+        task, base = asked[client], started.get(client, now)
+        why, u = validate_reply(task, reply, context.layout, base, now, context.trainable)
+        why = why if u is None else _explain_old_or_grown(task, reply, context)
+        yield client, why, None if why else u
+        del u
+
+
+def _explain_old_or_grown(task: Task, reply: Reply, context: ReplyContext) -> str:
     """Why a well-formed reply does not count: too old, or from a client that claims to have grown
     too much; "" if it counts.
     """
-    age = 0 if t is None else t - task.t
+    known, age = context.samples_before, context.get_age(task)
     samples_before = 0 if known is None or task.k >= len(known) else int(known[task.k])
-    if oldest is not None and age > oldest:
+    if context.oldest is not None and age > context.oldest:
         return f"late: {age} rounds old"
     if 0 < MAX_SAMPLE_RATIO * samples_before < reply.n:
         return (
@@ -98,20 +89,16 @@ def _explain_old_or_grown(
     return ""
 
 
-def _add_bases(
-    updates: Updates,
-    tasks: Sequence[Task],
-    bases: Mapping[str, Tensor],
-    w: Tensor | None,
-    t: int | None,
-) -> Updates:
+def _add_bases(updates: Updates, tasks: Sequence[Task], context: ReplyContext) -> Updates:
     """The updates with the models that they started from and their ages, where not this round's."""
-    ages = [0 if t is None else t - task.t for task in tasks]
-    started = tuple(bases.get(task.client, w) for task in tasks)
-    if w is None or not (any(ages) or any(base is not w for base in started)):
+    w = context.w
+    if w is None:
         return updates
-    starts = tuple(w if base is None else base for base in started)
-    return replace(updates, base=starts, age=torch.tensor(ages) if any(ages) else None)
+    ages = [context.get_age(task) for task in tasks]
+    started = tuple(context.bases.get(task.client, w) for task in tasks)
+    if not (any(ages) or any(base is not w for base in started)):
+        return updates
+    return replace(updates, base=started, age=torch.tensor(ages) if any(ages) else None)
 
 
 def match_replies(
@@ -157,7 +144,7 @@ def format_rejections(rejected: Mapping[str, str]) -> str:
 def validate_reply(
     task: Task,
     reply: Reply,
-    holdings: TaskLayoutFunction,
+    layout_of: TaskLayoutFunction,
     base: SentModel | None = None,
     now: SentModel | None = None,
     trainable: int = 0,
@@ -167,7 +154,7 @@ def validate_reply(
     """
     why = explain_bad_figures(task, reply, base)
     return (
-        (why, None) if why else _decode_reply(task, reply, holdings, base, now or base, trainable)
+        (why, None) if why else _decode_reply(task, reply, layout_of, base, now or base, trainable)
     )
 
 
@@ -197,14 +184,14 @@ def explain_bad_figures(task: Task, reply: Reply, base: SentModel | None) -> str
 def _decode_reply(
     task: Task,
     reply: Reply,
-    holdings: TaskLayoutFunction,
+    layout_of: TaskLayoutFunction,
     base: SentModel | None,
     now: SentModel | None,
     trainable: int,
 ) -> tuple[str, Tensor | None]:
     assert reply.payload is not None
     try:
-        held, layout = holdings(task)
+        held, layout = layout_of(task)
         validate_extras(task, reply.extras, trainable)
         why, u = decode_update(task, reply.payload, layout)
         if u is None or now is None:

@@ -4,8 +4,8 @@ executed.
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from flrce.core import tensor_bytes
 from flrce.core.pieces import MalformedPayload
 from flrce.core.roles import Compressor
-from flrce.core.tensor_bytes import allocate_tensor, limit_payload_bytes
+from flrce.core.tensor_bytes import limit_payload_bytes
 from flrce.core.types import ClientCost, Payload, Reply, Task, Updates
 from flrce.errors import format_one_line
 from flrce_client import streams
@@ -34,6 +34,7 @@ COST_LIMITS = tuple(
 )  # and how large each may be
 MAX_OTHER_COSTS = 64  # names of further costs
 VARIANCE_SUFFIX = "running_var"  # how BatchNorm's variances are named
+TaskLayoutFunction = Callable[[Task], tuple[Tensor | None, Sequence[tuple[str, int]]]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +46,27 @@ class SentModel:
     @cached_property
     def digest(self) -> str:
         return fingerprint_model(self.w)
+
+
+@dataclass(frozen=True, eq=False)
+class ReplyContext:
+    """What the server knows when a round's replies arrive."""
+
+    layout: TaskLayoutFunction  # coordinates that a task trains, names and sizes of their tensors
+    d: int  # floats that travel
+    trainable: int  # of them are trained
+    keep: int | None = None  # no more good replies than that count: the fastest
+    w: Tensor | None = None  # (D,) the model now, where updates are; what clients start from
+    samples_before: Tensor | None = None  # (M,) each client's samples, 0 where nobody knows
+    # client -> the older model that it started from
+    bases: Mapping[str, Tensor] = field(default_factory=dict)
+    t: int | None = None  # the round
+    oldest: int | None = None  # replies that are more rounds old do not count
+    table: Tensor | None = None  # as in RoundReplies
+
+    def get_age(self, task: Task) -> int:
+        """Rounds since the task was sent."""
+        return 0 if self.t is None else self.t - task.t
 
 
 def fingerprint_model(w: Tensor) -> str:
@@ -223,25 +245,18 @@ class _TrackedBuffers(Mapping[str, Tensor]):
 
 
 def stack_updates(
-    tasks: Sequence[Task],
-    passed: list[tuple[Reply, Tensor]],
-    holdings: Any,
-    d: int,
-    trainable: int,
-    dtype: torch.dtype,
-    table: Tensor | None = None,
-    beside: Tensor | None = None,
+    tasks: Sequence[Task], passed: list[tuple[Reply, Tensor]], context: ReplyContext
 ) -> Updates:
     """One row each, in the order of the tasks; `passed` is emptied, so that P large models are not
     held twice.
 
-    Updates that lie in the `table` stay there, or move up where others before them did not pass.
-    Else the rows are `beside` the model that replies lie next to, where that is on a device.
+    Updates that lie in the context's table stay there, or move up where others before them did not
+    pass. Else the rows are where the model is.
     """
     replies = [reply for reply, _ in passed]
-    U, covered = _allocate_rows(len(passed), d, dtype, table, beside), None
+    U, covered = _allocate_rows(len(passed), context), None
     for row, task in enumerate(tasks):
-        held, names = holdings(task)
+        held, names = context.layout(task)
         where = held if held is not None else slice(None)
         u = passed.pop(0)[1]
         if held is not None:
@@ -254,20 +269,20 @@ def stack_updates(
             covered = torch.ones(U.shape, dtype=torch.bool) if covered is None else covered
             covered[row] = held is None
             covered[row, where] = True if mask is None else mask
-    return _build_updates(tasks, replies, U, covered, trainable)
+    return _build_updates(tasks, replies, U, covered, context.trainable)
 
 
-def _allocate_rows(
-    count: int, d: int, dtype: torch.dtype, table: Tensor | None, beside: Tensor | None
-) -> Tensor:
+def _allocate_rows(count: int, context: ReplyContext) -> Tensor:
     """(count, d) rows: in the table where it fits, else beside the model on its device, else new;
     of new memory, a row is taken as it is written, and its reply let go of.
     """
+    table, w, d = context.table, context.w, context.d
+    dtype = torch.float32 if w is None else w.dtype
     if table is not None and table.dtype == dtype and len(table) >= count and table.shape[1] == d:
         return table[:count]
-    if beside is not None and not tensor_bytes.is_on_host(beside):
-        return beside.new_empty(count, d)
-    return allocate_tensor(count, d, dtype=dtype)
+    if w is not None and not tensor_bytes.is_on_host(w):
+        return w.new_empty(count, d)
+    return tensor_bytes.allocate_tensor(count, d, dtype=dtype)
 
 
 def _build_updates(
