@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from flrce.config.experiment import Experiment
 from flrce.core.pieces import NoCompression
 from flrce.core.roles import RoundView
-from flrce.core.types import ClientCost, LocalWork, RoundEvent, Task, Updates
+from flrce.core.types import ClientCost, LocalWork, Portion, RoundEvent, Task, Updates
 from flrce.errors import BadInput
 from flrce.methods.catalogue import recipes
 from flrce.methods.client import fedcom
@@ -24,6 +24,7 @@ from flrce.methods.client.workload import (
     FrozenBlocksTraining,
     ProximalTraining,
     find_first_trained_block,
+    with_epochs,
 )
 from flrce.models.flat import pack_model, unpack_model
 from flrce.simulation import runs
@@ -333,6 +334,54 @@ def test_a_resumed_run_is_the_same_run(name, tmp_path):
         assert (tmp_path / "straight" / file).read_bytes() == (
             tmp_path / "resumed" / file
         ).read_bytes()
+
+
+def test_timelyfl_freezes_what_does_not_fit_and_refuses_what_is_late():
+    """The reproduction's setting in small: one kind of device, large clients that cannot finish an
+    epoch by T_k. What they freeze does not move; a reply counts if it keeps the deadline.
+    """
+    experiment = Experiment(
+        rounds=1,
+        clients=20,
+        per_round=10,
+        data={"partition": "quantity"},
+        train={"epochs": 5, "batch": 16},
+        recipe={"name": "timelyfl"},
+        fleet={"profile": "jetson-nano"},
+        engine={"workers": 1},
+    )
+    built = runs.build_simulation(experiment)
+    w = pack_model(built.net)
+    with runs.closing(built.engine):
+        (done,) = built.iterate_rounds(experiment)
+        shares = {0: 1.0}
+        one = {}
+        for client in done.clients:
+            k = done.state.roster.index(client.client)
+            plain = Task(client.client, k, 1, seed=0, work=built.recipe.work)
+            one[client.client] = built.engine.estimate(with_epochs(plain, 1))
+            for first in range(1, built.engine.blocks):
+                part = replace(with_epochs(plain, 1), part=Portion(first=first))
+                shares[first] = built.engine.estimate(part).flops / one[client.client].flops
+    totals = sorted(5 * x.compute_seconds + x.transfer_seconds for x in one.values())
+    T_k = totals[len(totals) // 2 - 1]
+    late = []
+    for client in done.clients:
+        x = one[client.client]
+        alpha = T_k / x.seconds
+        fitting = [first for first, share in shares.items() if share <= alpha]
+        first = min(fitting, default=max(shares)) if alpha < 1 else 0
+        if first:
+            assert client.spent.bytes_up < client.spent.bytes_down
+        else:
+            fits = int((T_k - x.transfer_seconds) / x.compute_seconds + 1e-9)
+            assert client.spent.batches == x.batches * max(min(fits, 5), 1)
+        assert client.outcome.startswith("late") == (client.spent.seconds > T_k * (1 + 1e-9))
+        late.append(client.n) if client.outcome.startswith("late") else None
+    # a batch's fixed cost is not frozen: the large clients are late all the same, and are refused
+    assert late
+    assert min(late) > max(c.n for c in done.clients if c.n not in late)
+    assert not torch.equal(done.state.w, w)
 
 
 def test_slow_devices_train_less_under_a_deadline():
