@@ -39,6 +39,7 @@ from flrce_reproduction.tables import (
     TableColumn,
     paired_difference,
 )
+from flrce_reproduction.wide import build_wide_table
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS = {"digits": DatasetSizes(1797, 10)}
@@ -393,7 +394,7 @@ def test_the_committed_tables_are_what_their_records_give(tmp_path):
     root = Path(__file__).resolve().parent.parent / "results"
     shutil.copytree(root / "records", tmp_path / "records")
     request = ReproductionRequest(
-        ("table3", "table4", "claims"),
+        ("table3", "table4", "wide", "claims"),
         ("cifar10", "cifar100", "femnist", "speech"),
         plan.REGIMES,
         tuple(range(5)),
@@ -568,6 +569,39 @@ def test_a_claim_holds_by_its_interval_not_by_its_mean():
     # 4 J against 9 and 12: mean gap -6.5, half 12.7 * 2.1 / 1.41 = 19
     assert rows["The least energy"][-1] == "undecided"
     assert rows["The least energy"][2].endswith("open against fedcom, dropout")
+
+
+def test_the_wide_table_has_methods_of_which_there_are_records():
+    g = grid(
+        ("fedavg", 0, run([0.1, 0.2, 0.5])),
+        ("fedavg", 1, run([0.1, 0.2, 0.5])),
+        ("fedcom", 0, run([0.1, 0.2, 0.4])),
+    )
+    place = next(iter(g.runs)).rpartition("/")[0].rpartition("/")[0]
+    one = run([0.1, 0.3, 0.6], joules=4.0)
+    tables = {"recipe": {"name": "fedadam", "rate": 0.03}, "rounds": 100}
+    short = {"recipe": {"name": "scaffold"}, "rounds": 20}
+    g = replace(
+        g,
+        stored={
+            f"{place}/fedadam/seed-1": replace(one, experiment=tables, versions="flrce 0.1.0, x"),
+            f"{place}/fedadam/seed-7": replace(one, experiment=tables),  # not asked for
+            f"{place}/fedavg/seed-1": one,  # in the plan
+            f"{place}/scaffold/seed-0": replace(one, experiment=short),  # other rounds
+            f"{place}-lr-1/moon/seed-0": replace(one, experiment=tables),  # other data
+        },
+    )
+    table = build_wide_table(g)
+    rows = {
+        row[1]: dict(zip([c.name for c in table.columns], row, strict=True)) for row in table.rows
+    }
+    assert set(rows) == {*plan.SHOWN_METHODS, "fedadam"}
+    assert rows["fedadam"]["minus FedAvg, points"].mean == pytest.approx(10)  # seed 1 alone
+    assert rows["fedadam"]["kJ"].mean == pytest.approx(0.012)  # 3 rounds of 4 J
+    assert rows["fedadam"]["recipe"] == "`fedadam`, rate = 0.03"
+    assert rows["fedadam"]["note"] == "1 of 2 seeds; measured with flrce 0.1.0"
+    assert rows["fedcom"]["minus FedAvg, points"].mean == pytest.approx(-10)
+    assert rows["dropout"]["accuracy %"] == NOT_RUN_TEXT
 
 
 def test_table4_and_ablation_by_hand():

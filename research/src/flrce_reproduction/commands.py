@@ -35,8 +35,8 @@ def reproduce_command(**given: Any) -> None:
     """The paper's tables and figures, beside its numbers; goes on where it was interrupted.
 
     TARGET is table3, table4, fig-accuracy, fig-energy, fig-bandwidth, fig-efficiency, fig-ablation,
-    fig-motivation, or all; claims judges what the paper claims, and rates searches learning rates
-    by its rule.
+    fig-motivation, wide, or all; claims judges what the paper claims, and rates searches learning
+    rates by its rule.
     """
     from flrce_reproduction.cli import reproduce_targets
 

@@ -1,12 +1,13 @@
 """The finished runs of a request, by data set, method and seed."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from flrce_reproduction import paper
 from flrce_reproduction.plan import (
     PAPER,
+    TRAINED_METHODS,
     DatasetSizes,
     ReproductionRequest,
     list_deviations,
@@ -22,6 +23,7 @@ from flrce_reproduction.tables import (
 )
 
 RunsBySeed = Mapping[int, PaperRun]
+OLD_VERSIONS = {"flrce 0.1.0"}  # whose runs may differ from today's
 EFFICIENCY_KEYS = ("computation_efficiency", "communication_efficiency")  # of a run's summary
 
 
@@ -33,6 +35,7 @@ class FinishedRuns:
     regime: str
     facts: Mapping[str, DatasetSizes]
     runs: Mapping[str, PaperRun]  # by the cell's name
+    stored: Mapping[str, PaperRun] = field(default_factory=dict)  # all records, by cell
     psi: float | None = None  # FLrce's threshold on every data set, if not the paper's choice
 
     def get_runs(
@@ -89,10 +92,36 @@ class FinishedRuns:
         if method in list_missing_methods():
             return "method not in the catalogue"
         found = list(list_deviations(self.request, dataset, self.regime, self.facts.get(dataset)))
-        count = len(self.get_runs(dataset, method)) if count is None else count
+        runs = self.get_runs(dataset, method)
+        count = len(runs) if count is None else count
         if count < len(self.request.seeds):
             found.append(f"{count} of {len(self.request.seeds)} seeds" if count else NOT_RUN_TEXT)
-        return "; ".join(found)
+        return "; ".join([*found, *_list_old_versions(runs)])
+
+    def describe_runs(self, dataset: str, runs: RunsBySeed) -> str:
+        """The same of runs that no plan names."""
+        found = list(list_deviations(self.request, dataset, self.regime, self.facts.get(dataset)))
+        if len(runs) < len(self.request.seeds):
+            found.append(f"{len(runs)} of {len(self.request.seeds)} seeds")
+        return "; ".join([*found, *_list_old_versions(runs)])
+
+    def get_other_methods(self, dataset: str) -> dict[str, dict[int, PaperRun]]:
+        """Runs by method and seed that are in the records, but not in the plan: other methods with
+        the same data, network, learning rate and rounds.
+        """
+        if dataset not in self.facts:
+            return {}
+        facts, seeds = self.facts[dataset], sorted(self.request.seeds)
+        cell = self.request.build_cell(dataset, self.regime, "fedavg", seeds[0], facts)
+        found: dict[str, dict[int, PaperRun]] = {}
+        for name, run in sorted(self.stored.items()):
+            place, _, seed = name.rpartition("/seed-")
+            folder, _, method = place.rpartition("/")
+            same = folder == cell.place.rpartition("/")[0] and method not in TRAINED_METHODS
+            whole = run.experiment.get("rounds") == self.request.scale.rounds
+            if same and whole and int(seed) in seeds:
+                found.setdefault(method, {})[int(seed)] = run
+        return found
 
     def format_title(self, subject: str) -> str:
         scale, seeds = self.request.scale, len(self.request.seeds)
@@ -107,6 +136,12 @@ class FinishedRuns:
         return PaperTable(
             f"{name}-{self.regime}", title, parse_columns(columns), tuple(rows), notes
         )
+
+
+def _list_old_versions(runs: RunsBySeed) -> list[str]:
+    """A word on runs that another version made; nothing if it is of the current ones."""
+    old = sorted({run.versions.split(",")[0] for run in runs.values()} & OLD_VERSIONS)
+    return [f"measured with {' and '.join(old)}"] if old else []
 
 
 def get_values_by_seed(runs: RunsBySeed, name: str, scale: float = 1.0) -> dict[int, float]:

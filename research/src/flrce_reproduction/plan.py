@@ -22,6 +22,7 @@ ALL_METHOD_TARGETS = (
     "fig-energy",
     "fig-bandwidth",
     "fig-efficiency",
+    "wide",
     "claims",
 )  # need every method
 STOP_ONLY_TARGETS = ("table4", "fig-ablation")  # need flrce-no-stop only
@@ -34,6 +35,7 @@ TARGETS = (
     "fig-efficiency",
     "fig-ablation",
     "fig-motivation",
+    "wide",
 )
 REGIMES = ("dirichlet", "quantity")
 DIRICHLET_ALPHA = 0.1

@@ -4,6 +4,7 @@ write.
 
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from flrce_reproduction.grid import FinishedRuns, build_provenance
 from flrce_reproduction.plan import DatasetSizes, PaperCell, ReproductionRequest, plan_cells
 from flrce_reproduction.records import PaperRun
 from flrce_reproduction.tables import PaperTable, Provenance
+from flrce_reproduction.wide import build_wide_table
 
 DrawFunction = Callable[[FinishedRuns, PaperTable, Path, Provenance], None]
 TABLE_BUILDERS: dict[str, Callable[[FinishedRuns], PaperTable]] = {
@@ -34,6 +36,7 @@ TABLE_BUILDERS: dict[str, Callable[[FinishedRuns], PaperTable]] = {
     "fig-efficiency": resources.build_efficiency_table,
     "fig-ablation": resources.build_ablation_table,
     "fig-motivation": curves.build_motivation_table,
+    "wide": build_wide_table,
     "claims": build_claims_table,
     "rates": curves.build_rates_table,
 }
@@ -151,16 +154,30 @@ def _write_tables(
     runs: Mapping[str, PaperRun],
     out: Path,
 ) -> list[tuple[str, str]]:
-    grid = _select_regime(request, regime, facts, runs)
+    grid = replace(
+        _select_regime(request, regime, facts, runs), stored=records.read_records(out / "records")
+    )
     out.mkdir(parents=True, exist_ok=True)
     texts = []
     for target in request.targets:
         table = TABLE_BUILDERS[target](grid)
-        source = build_provenance(request.format_command(target, regime), grid.runs)
+        shown = dict(grid.runs)
+        if target == "wide":
+            shown |= _collect_other_runs(grid)
+        source = build_provenance(request.format_command(target, regime), shown)
         texts.append((table.name, _write_table(table, source, out)))
         if target in FIGURE_DRAWERS:
             FIGURE_DRAWERS[target](grid, table, out / table.name, source)
     return texts
+
+
+def _collect_other_runs(grid: FinishedRuns) -> dict[str, PaperRun]:
+    return {
+        run.cell: run
+        for dataset in grid.request.datasets
+        for runs in grid.get_other_methods(dataset).values()
+        for run in runs.values()
+    }
 
 
 def _select_regime(
