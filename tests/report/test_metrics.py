@@ -9,6 +9,7 @@ import pytest
 
 from flrce.cli.cli import main
 from flrce.cli.deploy import MONITORING_FILES, read_template
+from flrce.cli.grafana import build_dashboard
 from flrce.report.live import RunWatcher
 from flrce.report.metrics import GAUGES, build_metrics_server, escape_label, render_metrics
 
@@ -104,14 +105,10 @@ def test_an_address_that_is_none(address, capsys):
     assert "use PORT, or HOST:PORT" in capsys.readouterr().err
 
 
-def read_json_template(name: str) -> dict:
-    return json.loads(read_template(name))
-
-
 def test_alerts_and_panels_use_metrics_that_exist():
     known = {f"flrce_{name}" for name in GAUGES} | {"flrce_budget_left_ratio", "flrce_unreadable"}
-    rules = read_json_template("alerts.yml")["groups"][0]["rules"]
-    panels = read_json_template("grafana-dashboard.json")["panels"]
+    rules = json.loads(read_template("alerts.yml"))["groups"][0]["rules"]
+    panels = build_dashboard()["panels"]
     expressions = [rule["expr"] for rule in rules]
     expressions += [target["expr"] for panel in panels for target in panel["targets"]]
     for expression in expressions:
@@ -128,7 +125,7 @@ def test_alerts_and_panels_use_metrics_that_exist():
 def test_the_files_are_written_once(tmp_path, capsys):
     folder = tmp_path / "monitor"
     assert main(["deploy", "monitor", str(folder), "--target", '10.0.0.5:9464"']) == 0
-    assert {path.name for path in folder.iterdir()} == set(MONITORING_FILES)
+    assert {path.name for path in folder.iterdir()} == {*MONITORING_FILES, "grafana-dashboard.json"}
     scrape = json.loads((folder / "prometheus.yml").read_text())  # JSON is YAML
     assert scrape["scrape_configs"][0]["static_configs"] == [{"targets": ['10.0.0.5:9464"']}]
     assert main(["deploy", "monitor", str(folder)]) == 2

@@ -7,6 +7,7 @@ import re
 from importlib import resources
 from pathlib import Path
 
+from flrce.cli.grafana import build_dashboard
 from flrce.cli.options import look_at
 from flrce.cli.targets import prepare_folder
 from flrce.errors import BadInput
@@ -20,7 +21,7 @@ APP_FILES = {
     "client_app.py": "@package@/client_app.py",
     "__main__.py": "@package@/__main__.py",
 }
-MONITORING_FILES = ("prometheus.yml", "alerts.yml", "grafana-dashboard.json")  # JSON is YAML
+MONITORING_FILES = ("prometheus.yml", "alerts.yml")
 
 
 def write_monitoring(folder: Path, target: str) -> None:
@@ -29,6 +30,8 @@ def write_monitoring(folder: Path, target: str) -> None:
     for name in MONITORING_FILES:
         text = fill_placeholders(read_template(name), values)
         write_new_file(folder / name, text, "deploy monitor")
+    dashboard = json.dumps(build_dashboard(), indent=2) + "\n"
+    write_new_file(folder / "grafana-dashboard.json", dashboard, "deploy monitor")
     print(f"wrote {folder}; start `flrce watch RUN --metrics {target}` and Prometheus there")
 
 

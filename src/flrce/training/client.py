@@ -100,14 +100,8 @@ class ClientRunner:
 
     def __getstate__(self) -> dict[str, Any]:
         """For a worker that is not forked: without locks, and with what it makes anew."""
-        fresh: dict[str, Any] = {
-            "lock": None,
-            "cutting": None,
-            "trainers": {},
-            "slices": {},
-            "parts": {},
-        }
-        return {**self.__dict__, **fresh}
+        locks: dict[str, Any] = {"lock": None, "cutting": None}
+        return {**self.__dict__, **locks, "trainers": {}, "slices": {}, "parts": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, lock=Lock(), cutting=Lock())
@@ -165,18 +159,14 @@ class ClientRunner:
             self.slices[wanted.rate] = slice_network(self.net, self.layout, self.chain, wanted.rate)
         small = self.slices[wanted.rate]
         rng = make_stream(task.seed, "units", task.t, task.client)
-        ordered = wanted.ordered
-        units = (
-            select_prefix_units(self.chain, wanted.rate)
-            if ordered
-            else draw_random_units(self.chain, wanted.rate, rng)
-        )
+        if wanted.ordered:
+            units = select_prefix_units(self.chain, wanted.rate)
+        else:
+            units = draw_random_units(self.chain, wanted.rate, rng)
         part = small.make_part(units)
-        return (
-            freeze_part_blocks(part, small.where, small.blocks, wanted.first)
-            if wanted.first
-            else part
-        )
+        if not wanted.first:
+            return part
+        return freeze_part_blocks(part, small.where, small.blocks, wanted.first)
 
     def to_device(self, device: str) -> "ClientRunner":
         """The same on another device."""
@@ -191,10 +181,9 @@ class ClientRunner:
             return why
         if task.augment:
             return "batches are augmented"
-        found = match_plain_sgd(
-            task.update or UpdateChain(), ClientContext(task, steps, 0, self.layout)
-        )
-        return found if isinstance(found, str) else ""
+        local = ClientContext(task, steps, 0, self.layout)
+        sgd = match_plain_sgd(task.update or UpdateChain(), local)
+        return sgd if isinstance(sgd, str) else ""
 
     def explain_unfused_gradients(self, task: Task | None = None) -> str:
         """Why a fused kernel cannot even find the gradients (of such a task); "" if it can."""
@@ -208,21 +197,18 @@ class ClientRunner:
         if not self.objective.is_plain_cross_entropy:
             return "the fast kernels support no class weights and no label smoothing"
         links = task.update.links if task is not None and task.update is not None else ()
-        more = [
-            link
-            for link in links
-            if link.probes_batch or link.has_loss_term or link.estimates_gradient
-        ]
-        return f"the update has {type(more[0]).__name__}" if more else ""
+        for link in links:
+            if link.probes_batch or link.has_loss_term or link.estimates_gradient:
+                return f"the update has {type(link).__name__}"
+        return ""
 
     def get_trainer(self, part: ModelPart, fused: bool = True) -> TorchTrainer | Kernel:
         """Who trains parts of this shape, whatever they freeze: a fused kernel, or torch."""
         key = (part.key[0], self.native and fused)
         with self.lock:
             if key not in self.trainers:
-                self.trainers[key] = (
-                    self._build_fused_trainer(part) if key[1] else self._build_torch_trainer(part)
-                )
+                build = self._build_fused_trainer if key[1] else self._build_torch_trainer
+                self.trainers[key] = build(part)
             return self.trainers[key]
 
     def _build_fused_trainer(self, part: ModelPart) -> TorchTrainer | Kernel:
@@ -256,14 +242,9 @@ class ClientRunner:
         order, sizes = draw_batches(task, len(index), self.normalised)
         where = self.layout if part.held is None else make_layout(part.net)
         update = task.update or UpdateChain()
-        return PreparedTask(
-            task,
-            part,
-            start,
-            SampleBatches(self.samples, index[order], sizes),
-            ClientContext(task, len(sizes), len(index), where, samples=index),
-            update,
-        )
+        batches = SampleBatches(self.samples, index[order], sizes)
+        local = ClientContext(task, len(sizes), len(index), where, samples=index)
+        return PreparedTask(task, part, start, batches, local, update)
 
     def build_reply(
         self,
@@ -280,19 +261,12 @@ class ClientRunner:
         u = torch.sub(new, old, out=into)
         u = u if part.sent is None else u[part.sent]
         rng = make_stream(task.seed, "encode", task.t, task.client)
-        payload, client_state = _validate_encoding(
-            task.compressor, task.compressor.encode(u, part.names, rng, client_state)
-        )
-        client_state = {
-            name: value
-            for name, value in client_state.items()
-            if not name.startswith(LINK_STATE_PREFIX)
-        }
-        client_state |= {
-            LINK_STATE_PREFIX + name: value for name, value in done.client_state.items()
-        }
+        encoded = task.compressor.encode(u, part.names, rng, client_state)
+        payload, stays = _validate_encoding(task.compressor, encoded)
+        state = {k: value for k, value in stays.items() if not k.startswith(LINK_STATE_PREFIX)}
+        state |= {LINK_STATE_PREFIX + name: value for name, value in done.client_state.items()}
         if own is not None:
-            client_state[PERSONAL_FLOATS_KEY] = own
+            state[PERSONAL_FLOATS_KEY] = own
         epoch = len(compute_batch_sizes(job.local.n, task.work.batch, self.normalised))
         return Reply(
             task.client,
@@ -302,7 +276,7 @@ class ClientRunner:
             loss=float(done.losses[:epoch].mean()),
             loss_square=_smooth_squares(done.squares[:epoch]),
             extras=done.extras,
-            client_state=client_state,
+            client_state=state,
             steps=len(done.losses) if len(done.losses) < len(job.sizes) else None,
         )
 
@@ -321,20 +295,19 @@ class ClientRunner:
         fused = self.native and not self.explain_unfused(job.task, len(job.sizes))
         trainer = self.get_trainer(job.part, fused)
         if isinstance(trainer, Kernel):
-            found = match_plain_sgd(job.update, job.local)
-            assert isinstance(found, PlainSGD)
+            sgd = match_plain_sgd(job.update, job.local)
+            assert isinstance(sgd, PlainSGD)
             first = job.task.part.first
-            new = trainer.train(job.start, job.batches, found.lr, found.mu, first, found.squared)
+            new = trainer.train(job.start, job.batches, sgd.lr, sgd.mu, first, sgd.squared)
             return self.build_reply(job, TrainingResult(*new), client_state, into)
-        kept = {
+        state = {
             name.removeprefix(LINK_STATE_PREFIX): value
             for name, value in client_state.items()
             if name.startswith(LINK_STATE_PREFIX)
         }
+        settings = (job.update, job.local, state, job.task.augment)
         with self.lock:
-            done = trainer.train(
-                job.start, job.batches, job.update, job.local, kept, job.task.augment
-            )
+            done = trainer.train(job.start, job.batches, *settings)
         return self.build_reply(job, done, client_state, into)
 
     def evaluate(
@@ -356,10 +329,10 @@ class ClientRunner:
             whole = self.layout.join(w, self.own if own is None else own)
         samples = (self.x.index_select(0, where), self.y[where], self.scale, self.shift)
         with self.lock if isinstance(trainer, TorchTrainer) else nullcontext():
-            found = trainer.evaluate(whole, *samples)
-        if isinstance(found, dict):
-            return found
-        return {"loss": found[1], "accuracy": found[0]}
+            numbers = trainer.evaluate(whole, *samples)
+        if isinstance(numbers, dict):
+            return numbers
+        return {"loss": numbers[1], "accuracy": numbers[0]}
 
 
 def find_personal_state(client_state: Mapping[str, Tensor]) -> Tensor | None:
@@ -377,15 +350,14 @@ def find_personal_state(client_state: Mapping[str, Tensor]) -> Tensor | None:
     return models[0] if models else client_state.get(PERSONAL_FLOATS_KEY)
 
 
-def _validate_encoding(compressor: Any, found: Any) -> tuple[Payload, Mapping[str, Tensor]]:
+def _validate_encoding(compressor: Any, encoded: Any) -> tuple[Payload, Mapping[str, Tensor]]:
     """What a compressor made, if it is a payload and what stays with the client."""
-    if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], Payload):
-        name = type(compressor).__name__
-        raise BadInput(
-            f"{name}.encode returned a {type(found).__name__}; return a pair: a Payload, and what"
-            " stays"
-        )
-    return found
+    if isinstance(encoded, tuple) and len(encoded) == 2 and isinstance(encoded[0], Payload):
+        return encoded
+    raise BadInput(
+        f"{type(compressor).__name__}.encode returned a {type(encoded).__name__}; return a pair: a"
+        " Payload, and what stays"
+    )
 
 
 def make_no_batch_reply(job: PreparedTask) -> Reply:

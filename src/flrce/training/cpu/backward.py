@@ -38,46 +38,33 @@ def _add_gradient(it: Setting, call: str) -> str:
 
 def _write_sum(it: Setting) -> str:
     """The gradient goes to both sources alike."""
+    if not it.has_input_gradient:
+        return ""
     ways = [
         f"(n->d{flow.source} + t * {it.inside_size}), {int(flow.adds)}" if flow.learns else "0, 0"
         for flow in it.flows
     ]
-    ways = [*ways, "0, 0"][:2]
+    sources = ", ".join([*ways, "0, 0"][:2])
     sizes = ", ".join(map(str, (it.stage.act, *it.stage.inside, *it.target_strides)))
-    return (
-        _write_tiles(f"sum_back({it.output_tile}, {it.gradient_tile}, {', '.join(ways)}, {sizes});")
-        if it.has_input_gradient
-        else ""
-    )
+    return _write_tiles(f"sum_back({it.output_tile}, {it.gradient_tile}, {sources}, {sizes});")
+
+
+def _write_window(it: Setting, call: str, *sizes: int) -> str:
+    """Pooling or averages that are a stage of their own."""
+    if not it.has_input_gradient:
+        return ""
+    return _write_tiles(_add_gradient(it, f"{call}, INTO, {', '.join(map(str, sizes))});"))
 
 
 def _write_pool(it: Setting) -> str:
-    stage = it.stage
-    sizes = (*stage.inside, *stage.kernel, *stage.stride, *stage.padding, *stage.out[1:])
-    return (
-        _write_tiles(
-            _add_gradient(
-                it,
-                f"pool_back({it.input_tile}, {it.gradient_tile}, INTO, {', '.join(map(str, sizes))});",
-            )
-        )
-        if it.has_input_gradient
-        else ""
-    )
+    stage, call = it.stage, f"pool_back({it.input_tile}, {it.gradient_tile}"
+    windows = (*stage.kernel, *stage.stride, *stage.padding)
+    return _write_window(it, call, *stage.inside, *windows, *stage.out[1:])
 
 
 def _write_average(it: Setting) -> str:
-    stage = it.stage
-    sizes = (*stage.inside, *stage.kernel, *stage.stride, *stage.out[1:])
-    return (
-        _write_tiles(
-            _add_gradient(
-                it, f"average_back({it.gradient_tile}, INTO, {', '.join(map(str, sizes))});"
-            )
-        )
-        if it.has_input_gradient
-        else ""
-    )
+    stage, call = it.stage, f"average_back({it.gradient_tile}"
+    return _write_window(it, call, *stage.inside, *stage.kernel, *stage.stride, *stage.out[1:])
 
 
 def _write_group(it: Setting) -> str:
@@ -85,20 +72,13 @@ def _write_group(it: Setting) -> str:
     sizes = ", ".join(map(str, (group.groups, *stage.inside)))
     tensors = f"{it.address(group.gamma)}, {it.address(group.beta)}"
     steps = _write_descents(it, [(group.beta, "level", "first"), (group.gamma, "slope", "second")])
-    return "\n    ".join(
-        [
-            f"struct channel *c = n->c{it.s};",
-            "memset(c->first, 0, sizeof c->first + sizeof c->second);",
-            _write_tiles(
-                _add_gradient(
-                    it,
-                    f"group_back(c, {it.input_tile}, {it.gradient_tile}, {below}, {it.moments}, {tensors}, {stage.act},"
-                    f" {sizes});",
-                )
-            ),
-            *steps,
-        ]
+    call = (
+        f"group_back(c, {it.input_tile}, {it.gradient_tile}, {below}, {it.moments}, {tensors},"
+        f" {stage.act}, {sizes});"
     )
+    begin = "memset(c->first, 0, sizeof c->first + sizeof c->second);"
+    tiles = _write_tiles(_add_gradient(it, call))
+    return "\n    ".join([f"struct channel *c = n->c{it.s};", begin, tiles, *steps])
 
 
 def _write_product_stage(it: Setting) -> str:
@@ -157,11 +137,8 @@ def _write_shape_back(it: Setting, dy: str, rows: tuple[str, str], frame: Frame)
 def _write_conv(it: Setting) -> list[str]:
     """A group of rows of dy at a time, used for the weights while in the first-level cache."""
     stage, s, H, dy = it.stage, it.s, it.stage.middle[1], it.gradient_frame
-    rows, weight, place = (
-        convolution.row_group(stage),
-        it.address(stage.weight),
-        it.places[stage.weight],
-    )
+    rows, weight = convolution.row_group(stage), it.address(stage.weight)
+    place = it.places[stage.weight]
     into = f"n->dy{s} + {dy.origin} + h * {dy.pitch}" if it.has_input_gradient else f"n->dy{s}"
     tile = f"""{{
         {it.load_samples}
@@ -173,13 +150,11 @@ def _write_conv(it: Setting) -> list[str]:
         {f"if (deeper) dx_{s}(n->dy{s}, {weight}, {it.input_gradient_tile});" if it.has_input_gradient else ""}
     }}"""
     stepped, origin = it.address(stage.weight, "n->q"), it.address(stage.weight, "n->origin")
+    pull = it.pull(stage.weight)
     return [
         f"memset(n->g{s}, 0, sizeof(vec) * {place.pitch});",
         _write_tiles(tile),
-        (
-            f"descend_lanes({stepped}, {origin}, n->g{s}, {place.cols}, step->lr,"
-            f" {it.pull(stage.weight)});"
-        ),
+        f"descend_lanes({stepped}, {origin}, n->g{s}, {place.cols}, step->lr, {pull});",
     ]
 
 
@@ -188,17 +163,13 @@ def _write_linear(it: Setting) -> list[str]:
     weight, stepped, origin = (
         it.address(stage.weight, base) for base in ("n->p", "n->q", "n->origin")
     )
-    # in place
-    parts = (
-        [_write_tiles(_write_shape_back(it, it.gradient_tile, ("0", "1"), Frame(0, 1, 1)))]
-        if it.has_norm
-        else []
-    )
-    parts += (
-        [f"if (deeper) dx_{s}(n->d{s}, {weight}, n->d{stage.sources[0]}, b->tiles);"]
-        if it.has_input_gradient
-        else []
-    )
+    parts = []
+    if it.has_norm:  # in place
+        parts.append(
+            _write_tiles(_write_shape_back(it, it.gradient_tile, ("0", "1"), Frame(0, 1, 1)))
+        )
+    if it.has_input_gradient:
+        parts.append(f"if (deeper) dx_{s}(n->d{s}, {weight}, n->d{stage.sources[0]}, b->tiles);")
     rest = f"n->strip, b->size, step->lr, {it.pull(stage.weight)}"
     return [
         *parts,
