@@ -11,6 +11,7 @@ from flrce.cli.cli import main
 from flrce.core.checked_replies import book_costs
 from flrce.core.cost_table import COSTS, Cost, list_spent_costs
 from flrce.core.payloads import is_plausible_cost
+from flrce.core.pending import DueTasks
 from flrce.core.types import ClientCost, Reply, RoundRecord, Task
 from flrce.devices.costs import DeviceProfile
 from flrce.methods.stopping.budget import CostBudget, CostLimit
@@ -117,7 +118,9 @@ def test_lines_without_further_costs_are_as_they_were():
     assert parse_record(to_round_line(record)) == record
     watered = replace(record, other={"litres": 0.5})
     assert parse_record(json.loads(json.dumps(to_round_line(watered)))) == watered
-    clients, _ = book_costs(1, [Task("a", 0, 1, 0)], [Reply("a", 1, spent=ClientCost(3, 4))], {})
+    clients, _ = book_costs(
+        1, DueTasks((Task("a", 0, 1, 0),)), [Reply("a", 1, spent=ClientCost(3, 4))], {}
+    )
     line = to_client_line(clients[0])
     assert "other" not in line
     assert COSTS["bytes"].of_line(line) == COSTS["bytes"].of_client(clients[0].spent) == 7

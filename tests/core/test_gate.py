@@ -16,6 +16,7 @@ from flrce.core.payloads import (
     is_plausible_cost,
     make_encoding_stream,
 )
+from flrce.core.pending import DueTasks
 from flrce.core.pieces import NoCompression
 from flrce.core.types import ClientCost, Payload, Reply, Task
 from flrce.methods.compression.quantize import Quantizer
@@ -110,7 +111,7 @@ def test_any_reply_whatsoever(sent, compressor, keep):
     assert all(
         isinstance(reason, str) and reason and len(reason) < 400 for reason in rejected.values()
     )
-    lines, totals = book_costs(3, tasks, [*sent, good], rejected)
+    lines, totals = book_costs(3, DueTasks(tuple(tasks)), [*sent, good], rejected)
     assert all(
         math.isfinite(getattr(totals, key)) and getattr(totals, key) >= 0
         for key in ("joules", "bytes_up", "seconds")
@@ -213,7 +214,7 @@ def test_sound():
 def test_strays_are_booked_as_waste():
     job = task()
     extra = replace(honest(job), spent=ClientCost(bytes_up=7, joules=0.5))
-    lines, totals = book_costs(3, [job], [honest(job), extra], {})
+    lines, totals = book_costs(3, DueTasks((job,)), [honest(job), extra], {})
     assert [line.outcome for line in lines] == ["useful", "duplicate"]
     assert totals.bytes_wasted == 7
     assert totals.joules_wasted == 0.5

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from flrce import Experiment
 from flrce.core.checked_replies import book_costs
+from flrce.core.pending import DueTasks
 from flrce.core.pieces import NoCompression
 from flrce.core.types import ClientCost, LocalWork, Payload, Reply, Task
 from flrce.devices.costs import (
@@ -91,7 +92,10 @@ def tasks(*names, deadline=float("inf")):
 def test_a_round_lasts_as_long_as_the_slowest_that_counts_and_the_others_wait():
     # a takes 1 s and waits 3 s at 2 W; b takes 4 s; c took 9 s, and was not waited for
     lines, costs = book_costs(
-        1, tasks("a", "b", "c"), [reply("a", 1), reply("b", 4), reply("c", 9)], {"c": "slower"}
+        1,
+        DueTasks(tuple(tasks("a", "b", "c"))),
+        [reply("a", 1), reply("b", 4), reply("c", 9)],
+        {"c": "slower"},
     )
     assert costs.seconds == 4
     assert costs.joules == pytest.approx((10 + 3 * 2) + 10 + 10)
@@ -105,7 +109,7 @@ def test_asking_for_losses_comes_before_training_and_is_booked():
         ("x", ClientCost(40, compute_seconds=2.0, joules=3.0, framing=4)),
         ("a", ClientCost(compute_seconds=1.0, joules=1.0)),
     ]
-    lines, costs = book_costs(1, tasks("a"), [reply("a", 5)], {}, asked)
+    lines, costs = book_costs(1, DueTasks(tuple(tasks("a"))), [reply("a", 5)], {}, asked)
     assert costs.seconds == 5 + 2
     assert costs.joules == pytest.approx(10 + 3 + 1)
     assert costs.bytes_down == 100 + 40
@@ -131,7 +135,7 @@ def test_the_lines_always_add_up_to_the_round(clients):
         reply(name, s, j, idle) for name, (s, j, idle, _) in zip(names, clients, strict=True)
     ]
     lost = {name: "lost" for name, (*_, fine) in zip(names, clients, strict=True) if not fine}
-    lines, costs = book_costs(1, tasks(*names), replies, lost)
+    lines, costs = book_costs(1, DueTasks(tuple(tasks(*names))), replies, lost)
     assert costs.joules == pytest.approx(sum(line.spent.joules for line in lines))
     assert costs.bytes_down == sum(line.spent.bytes_down for line in lines)
     useful = [s for s, _, _, fine in clients if fine]

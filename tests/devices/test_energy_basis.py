@@ -19,6 +19,7 @@ from flrce.core.cost_table import (
     describe_basis,
     describe_joules,
 )
+from flrce.core.pending import DueTasks
 from flrce.core.types import ClientCost, Reply, Task
 from flrce.devices.cost_models import ClientLoad, CostModel, price_loads
 from flrce.devices.costs import (
@@ -59,7 +60,7 @@ def test_waiting_rests_on_idle_power():
     device = replace(DEVICE, assumed=frozenset({"idle_watts"}))
     fast, slow = device.estimate_cost(0, 0, 1e9, 0), device.estimate_cost(0, 0, 4e9, 0)
     replies = [Reply("a", 1, spent=fast), Reply("b", 1, spent=slow)]
-    lines, costs = book_costs(1, [Task("a", 0, 1, 0), Task("b", 1, 1, 0)], replies, {})
+    lines, costs = book_costs(1, DueTasks((Task("a", 0, 1, 0), Task("b", 1, 1, 0))), replies, {})
     assert lines[0].spent.other["joules_assumed_waiting"] == 3 * 2  # 3 s at 2 W
     assert costs.other == {"joules_modelled": 10 + 40, "joules_assumed_waiting": 6}
 

@@ -42,6 +42,7 @@ from flrce.core.checked_replies import book_costs  # noqa: E402
 from flrce.core.files import parse_toml  # noqa: E402
 from flrce.core.gate import validate_replies  # noqa: E402
 from flrce.core.payloads import MAX_COORDINATE, ReplyContext  # noqa: E402
+from flrce.core.pending import DueTasks  # noqa: E402
 from flrce.core.types import ClientCost, Payload, Reply  # noqa: E402
 from flrce.data.sources import load_source  # noqa: E402
 from flrce.errors import BadInput  # noqa: E402
@@ -197,7 +198,7 @@ def payloads(rng: random.Random) -> None:
     assert float(updates.U.abs().max()) <= MAX_COORDINATE
     assert len(updates) + len(rejected) == 4
     assert all(why and why.isprintable() and len(why) < 400 for why in rejected.values())
-    _, totals = book_costs(3, tasks, replies, rejected)
+    _, totals = book_costs(3, DueTasks(tuple(tasks)), replies, rejected)
     assert all(
         np.isfinite(getattr(totals, key)) and getattr(totals, key) >= 0
         for key in ("joules", "bytes_up", "seconds")

@@ -20,6 +20,7 @@ from flrce.core.payloads import (
     is_finite_number,
     is_plausible_cost,
 )
+from flrce.core.pending import DueTasks
 from flrce.core.types import ClientCost, ClientRecord, PendingTask, RoundRecord, Updates
 from flrce.errors import format_one_line
 from flrce.methods.aggregation.mean import WeightedMean, compute_reply_weights
@@ -154,7 +155,7 @@ def test_samples_may_not_leap():
     )
     assert not rejected  # never heard of before: the aggregator's cap is what holds
     assert len(updates) == len(tasks)
-    assert book_costs(1, tasks, lies, rejected)[0][1].n == lies[1].n
+    assert book_costs(1, DueTasks(tuple(tasks)), lies, rejected)[0][1].n == lies[1].n
 
 
 def initial_tasks(fleet):

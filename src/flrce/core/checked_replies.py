@@ -62,14 +62,7 @@ def check_and_book(
     due = collect_due(recipe, plan, came)
     updates, rejected = check_updates(engine, plan, came, replies, due)
     clients, costs = book_costs(
-        plan.t,
-        due.tasks,
-        replies,
-        rejected,
-        inquiries,
-        due.seconds,
-        plan.keep,
-        add_carbon(engine, plan),
+        plan.t, due, replies, rejected, inquiries, plan.keep, add_carbon(engine, plan)
     )
     booked = make_record(plan, updates, rejected, costs)
     record = add_client_evaluations(booked, replies, engine)
@@ -235,11 +228,10 @@ def _is_tensor_mapping(client_state: Any) -> bool:
 
 def book_costs(
     t: int,
-    tasks: Sequence[Task],
+    due: DueTasks,
     replies: Sequence[Reply],
     rejected: Mapping[str, str],
     asked: Sequence[tuple[str, ClientCost]] = (),
-    lasted: float | None = None,
     keep: int | None = None,
     price: Callable[[Sequence[ClientRecord]], Sequence[ClientRecord]] = list,
 ) -> tuple[tuple[ClientRecord, ...], RoundCosts]:
@@ -249,10 +241,11 @@ def book_costs(
     unasked replies get lines of their own, all waste: what travelled was paid for. The round lasts
     as long as the slowest reply that counts, or up to the deadline where one was missed, or until
     it is known that a client left whose reply would have counted among the first `keep`; whoever is
-    done sooner idles until then, and its line says so: the lines add up to the round. Where it is
-    known how long it `lasted`, nobody waits. Clients that were `asked` for their loss have lines
-    too; that comes before training.
+    done sooner idles until then, and its line says so: the lines add up to the round. Where `due`
+    says how long the round lasted, nobody waits. Clients that were `asked` for their loss have
+    lines too; that comes before training.
     """
+    tasks = due.tasks
     first, strays = match_replies(tasks, replies)
     lines = [
         _make_client_record(
@@ -266,10 +259,10 @@ def book_costs(
     late = any(line.outcome.startswith("late") for line in lines)
     lines += [_make_client_record(t, reply, why) for reply, why in strays]
     seconds = _compute_training_seconds(lines, tasks if late else (), keep)
-    if lasted is None:
+    if due.seconds is None:
         lines = [replace(line, spent=_add_idle_energy(line.spent, seconds)) for line in lines]
     else:  # clients come and go by themselves, and nobody waits for the round's end
-        seconds = lasted
+        seconds = due.seconds
     lines += [ClientRecord(t, client, "asked", 0, 0.0, spent) for client, spent in asked]
     lines = list(price(lines))
     spent = [line.spent for line in lines]

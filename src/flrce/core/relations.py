@@ -74,26 +74,26 @@ def record_updates(
     k: Tensor,
     U: Tensor,
     anchored: bool,
-    age: Tensor | None = None,
-    bases: Sequence[Tensor] = (),
+    late: tuple[Tensor, Sequence[Tensor]] | None = None,
 ) -> RelationshipState:
     """Write round t's updates into V and R (Algorithm 4, lines 9-10); with anchors, keep only the
     w's still in use.
 
-    An update that is `age` rounds old is of the round whose model it started from, one of `bases`:
-    it is as stale.
+    `late` is (rounds that each update is old, the model that each started from): an update is of
+    the round whose model it started from, and as stale. None: all are of round t.
     """
     U = U.to(m.V.dtype)
     m.V.index_copy_(0, k, U)
-    m.R[k] = t if age is None else t - age
+    m.R[k] = t if late is None else t - late[0]
     # by rows: it makes a copy
     m.vv[k] = torch.cat([torch.linalg.vecdot(u, u) for u in U.split(1)]).double()
     if not anchored:
         return m
-    if age is None:
+    if late is None:
         starts = {t: w}
         m.av[k] = (U @ w.to(U.dtype)).double()
     else:
+        age, bases = late
         starts = dict(zip((t - age).tolist(), bases, strict=True))
         m.av[k] = torch.stack(
             [u @ base.to(u.dtype) for u, base in zip(U, bases, strict=True)]

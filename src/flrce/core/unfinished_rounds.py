@@ -7,6 +7,7 @@ from flrce.core.checked_replies import CheckedReplies, book_costs
 from flrce.core.engine import Engine
 from flrce.core.evaluation import evaluate_model, mark_unevaluated
 from flrce.core.gate import format_rejections
+from flrce.core.pending import DueTasks
 from flrce.core.pieces import Recipe
 from flrce.core.types import ClientCost, Round, RoundPlan, RoundRecord, State
 
@@ -17,7 +18,7 @@ def close_refused_round(
     recipe: Recipe, engine: Engine, plan: RoundPlan, inquiries: Sequence[tuple[str, ClientCost]]
 ) -> Round:
     """A round that a budget does not pay for; what was spent on asking is booked."""
-    clients, costs = book_costs(plan.t, (), (), {}, inquiries)
+    clients, costs = book_costs(plan.t, DueTasks(()), (), {}, inquiries)
     exploit, began = plan.selection.exploit, plan.began
     record = RoundRecord(
         plan.t, "not started", exploit, stop=plan.refused, began=began, costs=costs

@@ -226,14 +226,8 @@ def read_reply(
     """
     metrics, values, extras = _split_reply(content)
     echo = list_records(content, ConfigRecord).get("reply", ConfigRecord())
-    rich, t = KEY_PREFIX + "t" in echo, echo.get(KEY_PREFIX + "t", task.t)
-    if rich and echo.get(KEY_PREFIX + "client") != task.client:
-        raise MalformedPayload(f"answers for {str(echo.get(KEY_PREFIX + 'client'))[:40]!r}")
-    if not rich and not task.compressor.is_dense:
-        raise MalformedPayload(
-            "the whole model from a client that says it compresses; add the mod to it: compressing"
-        )
-    if rich:
+    t = echo.get(KEY_PREFIX + "t", task.t)
+    if _is_own_reply(echo, task):
         payload = Payload(read_tensors(values, cap, {} if into is None else {"u": into}))
         more = read_tensors(extras, cap)
         up = count_upload_bytes(payload.buffers, more)
@@ -259,12 +253,29 @@ def read_reply(
         steps=echo.get(KEY_PREFIX + "steps"),  # type: ignore[arg-type]
         spent=_read_cost(metrics, up, framing),
         base=echo.get(KEY_PREFIX + "base", ""),  # type: ignore[arg-type]
-        judged=(
-            ClientEvaluation(echo[KEY_PREFIX + "held"], echo.get(KEY_PREFIX + "held-n", 0))  # type: ignore[arg-type]
-            if KEY_PREFIX + "held" in echo
-            else None
-        ),
+        judged=_read_evaluation(echo),
     )
+
+
+def _is_own_reply(echo: Mapping[str, Any], task: Task) -> bool:
+    """Whether a reply says which task it answers; Malformed where that is another's, or where it
+    is a whole model though the task asked for less.
+    """
+    own = KEY_PREFIX + "t" in echo
+    if own and echo.get(KEY_PREFIX + "client") != task.client:
+        raise MalformedPayload(f"answers for {str(echo.get(KEY_PREFIX + 'client'))[:40]!r}")
+    if not own and not task.compressor.is_dense:
+        raise MalformedPayload(
+            "the whole model from a client that says it compresses; add the mod to it: compressing"
+        )
+    return own
+
+
+def _read_evaluation(echo: Mapping[str, Any]) -> ClientEvaluation | None:
+    """What a client made of the model on its hold-out, where it says so."""
+    if KEY_PREFIX + "held" not in echo:
+        return None
+    return ClientEvaluation(echo[KEY_PREFIX + "held"], echo.get(KEY_PREFIX + "held-n", 0))
 
 
 def _split_reply(content: RecordDict) -> tuple[MetricRecord, ArrayRecord, ArrayRecord]:

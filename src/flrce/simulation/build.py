@@ -50,7 +50,7 @@ from flrce.models.slicing import validate_recipe_network
 from flrce.simulation.evaluation import describe_data
 from flrce.simulation.result import PersonalModels
 from flrce.simulation.run_slot import DeviceSchedulers, RunSlot
-from flrce.simulation.simulator import Simulator
+from flrce.simulation.simulator import SimulatedFleet, Simulator
 from flrce.simulation.update_placement import choose_placement, describe_placement
 from flrce.simulation.workers import PooledWorkers, start_workers
 from flrce.training.client import ClientRunner, find_personal_state
@@ -136,18 +136,17 @@ def build_simulation(
             " made there"
         )
     devices = build_devices(experiment, federation)
+    dynamics = experiment.build_life(tuple(federation.clients), devices)
     engine = Simulator(
         federation,
         net,
-        devices,
+        SimulatedFleet(devices, dynamics, experiment.build_cost_model()),
         partial(open_run_slot, experiment, recipe, schedulers)
         if on_gpu
         else partial(start_pooled_workers, experiment, recipe, federation),
         settings.eval_every,
         experiment.build_objective(federation.source.kind, federation.source.preprocessing),
         recipe.personal,
-        experiment.build_life(tuple(federation.clients), devices),
-        experiment.build_cost_model(),
     )
     warn_about_short_clock(experiment, recipe, engine)
     return Simulation(

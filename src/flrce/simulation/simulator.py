@@ -5,7 +5,7 @@ profiles.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,15 @@ ScoringJob = tuple[Tensor, NDArray[np.int64], NDArray[np.int64]]
 MAX_BREAKDOWN_CLIENTS = 100_000  # clients of whom each gets a figure at the end
 
 
+@dataclass(frozen=True, eq=False)
+class SimulatedFleet:
+    """The devices of the clients."""
+
+    devices: Mapping[str, DeviceProfile]  # client -> the device that it trains on
+    dynamics: FleetDynamics | None = None  # None: everyone can be reached all the time
+    cost_model: CostModel | None = None  # has the last word on costs
+
+
 class Simulator(Engine):
     """P clients of a federation trained by whatever workers there are; same bits whatever their
     number.
@@ -57,23 +66,21 @@ class Simulator(Engine):
         self,
         federation: Federation,
         net: nn.Module,
-        fleet: Mapping[str, DeviceProfile],
+        fleet: SimulatedFleet,
         make_workers: Callable[[ClientRunner], Workers],
         eval_every: int = 1,
         objective: Objective = Classification(),
         personal: Sequence[str] = (),
-        fleet_dynamics: FleetDynamics | None = None,
-        cost_model: CostModel | None = None,
     ) -> None:
         source = federation.source
-        self.fleet_dynamics = fleet_dynamics  # None: everyone can be reached all the time
-        self.federation, self.fleet, self.eval_every = federation, fleet, eval_every
+        self.fleet_dynamics = fleet.dynamics
+        self.federation, self.fleet, self.eval_every = federation, fleet.devices, eval_every
         samples = Samples(federation.x, federation.y, source.scale, source.shift)
         self.runner = ClientRunner(net, source.shape, samples, objective=objective, kept=personal)
         self.trainable, self.size = self.runner.layout.trainable, self.runner.layout.size
         self.shapes = tuple((slot.name, slot.shape) for slot in self.runner.layout.slots)
         self.blocks = self.runner.blocks
-        self.costs = FleetCostModel(self.runner, federation, fleet, cost_model)
+        self.costs = FleetCostModel(self.runner, federation, fleet.devices, fleet.cost_model)
         self.workers = make_workers(self.runner)
 
     @property

@@ -124,7 +124,8 @@ class RelationshipSelector(Selector):
             bases = tuple(S(base[None])[0] for base in bases)
         U, w = tensor_bytes.to_host(U), tensor_bytes.to_host(w)
         k = updates.k
-        m = relations.record_updates(m, event.t, w, k, U, anchored, updates.age, bases)
+        late = None if updates.age is None else (updates.age, bases)
+        m = relations.record_updates(m, event.t, w, k, U, anchored, late)
         rows, H = relations.compute_relationships(m, event.t, w, k, U, anchored, full)
         if m.Omega is not None and rows is not None:
             if self.blend < 1:
