@@ -72,6 +72,13 @@ def test_labels_of_strangers_cannot_break_the_format():
     assert len([key for key in found if key[0] == "flrce_up"]) == 1
 
 
+@pytest.mark.parametrize("last", ["\\", '"', "\n"])
+def test_a_long_label_is_not_cut_within_an_escape(last):
+    name = "a" * 199 + last + "b"
+    escapes = {"\\": "\\\\", '"': '\\"', "\n": "\\n"}
+    assert escape_label(name) == "a" * 199 + escapes[last]
+
+
 def test_the_endpoint(tmp_path):
     folder = tmp_path / "runs"
     with build_metrics_server(RunWatcher([folder]), "127.0.0.1", 0) as web:
@@ -120,6 +127,21 @@ def test_alerts_and_panels_use_metrics_that_exist():
     corners = {(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels}
     assert len(corners) == len(panels)
     assert all(panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24 for panel in panels)
+
+
+def test_operands_of_an_alert_have_the_same_labels():
+    """PromQL drops a sample whose labels no sample of the other operand has, without `on`."""
+    labels = {}
+    for name, text in parse(render_metrics([VIEW, {"folder": "runs/b", "state": "x"}])):
+        labels.setdefault(name, set(re.findall(r'([a-z]+)="', text)))
+    for rule in read_json_template("alerts.yml")["groups"][0]["rules"]:
+        used = [labels.get(name, {"run"}) for name in re.findall(r"flrce_\w+", rule["expr"])]
+        shared = re.search(r"and on \(([a-z, ]+)\)", rule["expr"])
+        if shared:
+            for names in used:
+                assert set(shared[1].split(", ")) <= names | {"instance"}  # Prometheus adds it
+        else:
+            assert all(names == used[0] for names in used), rule["alert"]
 
 
 def test_the_files_are_written_once(tmp_path, capsys):

@@ -111,8 +111,8 @@ def format_labels(view: RunView, **extra: str) -> str:
 
 def escape_label(text: str) -> str:
     """Escape backslash, quote and line feed; drop other control characters."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return "".join(c for c in escaped if c.isprintable())[:MAX_LABEL_CHARACTERS]
+    plain = "".join(c for c in text if c.isprintable() or c == "\n")[:MAX_LABEL_CHARACTERS]
+    return plain.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def build_metrics_server(watcher: RunWatcher, host: str, port: int) -> ThreadingHTTPServer:
