@@ -649,7 +649,6 @@ def test_processes_of_this_machine_give_the_same(tmp_path):
 
 
 def test_jobs_elsewhere_give_the_same(tmp_path):
-    pytest.importorskip("submitit")
     plan = ArenaPlan.from_tables(
         {**TABLES, "tuning": {}, "tasks": {"labels": SMALL}, "methods": {"fedavg": {}}}
     )

@@ -187,8 +187,6 @@ engine = {workers = 1}
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("where", ["here", "processes"])
 def test_an_arena_ends_with_its_killed_command(tmp_path, where):
-    if where == "processes":
-        pytest.importorskip("submitit")
     mark = f"orphans-{os.getpid()}-{tmp_path.name}"
     (tmp_path / "plan.toml").write_text(LONG_PLAN)
     asked = ["arena", "plan.toml", "--out", "out", "--on", where]

@@ -48,7 +48,6 @@ def rounds_of(folder: Path) -> dict[str, bytes]:
 
 
 def test_compare_elsewhere_is_compare(tmp_path, capsys):
-    pytest.importorskip("submitit")
     asked = ["compare", *SMALL, "--recipes", "fedavg,flrce", "--seeds", "0", "--json"]
     told = {}
     for where in ("here", "processes,timeout_min=5"):
@@ -129,26 +128,68 @@ def make_calls(function, folder: Path, count: int) -> list[executors.RemoteCall]
 
 @pytest.mark.usefixtures("workers_see_this_file")
 def test_processes_are_no_more_than_allowed_and_take_several_calls(tmp_path):
-    pytest.importorskip("submitit")
     send = executors.get_remote_executor("processes", {"parallel": 2, "timeout_min": 5})
     calls = make_calls(note_interval, tmp_path, 13)
     assert dict(send(calls, tmp_path / "work" / "logs")) == {i: i for i in range(13)}
     spans = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
     at_once = [sum(a <= began < b for a, b, _ in spans) for began, _, _ in spans]
-    assert max(at_once) <= 2
-    # 13 calls for 2 processes at 3 jobs each: ceil(13 / 6) = 3 calls a job, 5 jobs
-    assert len({process for *_, process in spans}) == 5
+    assert max(at_once) == 2
+    assert len({process for *_, process in spans}) == 2  # each is started once
 
 
 @pytest.mark.usefixtures("workers_see_this_file")
-def test_a_lost_process_is_reported_and_its_calls_are_made_again(tmp_path, caplog):
-    pytest.importorskip("submitit")
+def test_a_lost_process_is_reported_and_its_call_is_made_again(tmp_path, caplog):
     send = executors.get_remote_executor("processes", {"parallel": 1, "timeout_min": 5})
-    calls = make_calls(die_once, tmp_path, 6)  # two calls a job: 0 and 1 are lost together
+    calls = make_calls(die_once, tmp_path, 6)
     assert dict(send(calls, tmp_path / "work" / "logs")) == {i: i for i in range(6)}
     lost = [r.message for r in caplog.records if "was lost" in r.message]
     assert len(lost) == 1
-    assert "2 calls are made again" in lost[0]
+    assert "its process ended (9)" in lost[0]
+    assert "its call is made again" in lost[0]
+
+
+def hang(folder: str, number: int) -> int:
+    """Call 1 never ends."""
+    while number == 1:
+        time.sleep(0.1)
+    return number
+
+
+@pytest.mark.usefixtures("workers_see_this_file")
+def test_a_call_that_takes_too_long_is_given_up_after_its_retries(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(executors, "MAX_RETRIES", 1)
+    send = executors.get_remote_executor("processes", {"parallel": 2, "timeout_min": 0.05})
+    found = dict(send(make_calls(hang, tmp_path, 3), tmp_path / "work" / "logs"))
+    assert (found[0], found[2]) == (0, 2)
+    assert found[1] == executors.LostCall("it took more than 0.05 minutes")
+    assert sum("was lost" in r.message for r in caplog.records) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("workers_see_this_file")
+def test_slurms_jobs_have_several_calls_and_lost_ones_are_sent_again(tmp_path, monkeypatch, caplog):
+    """The jobs of an array, here as submitit's processes: the first call measures the others."""
+    pytest.importorskip("submitit")
+    monkeypatch.setattr(executors, "_group_calls", count_jobs(executors._group_calls, jobs := []))
+    send = executors.JobExecutor({"parallel": 2}, "local")
+    folder = tmp_path / "work" / "logs"
+    calls = make_calls(die_once, tmp_path, 7)
+    assert dict(send(calls, folder)) == {i: i for i in range(7)}
+    # six calls of a moment for two jobs at once: three each, with the least time limit
+    assert jobs == [((1, 2, 3), 6), ((4, 5, 6), 6)]
+    (lost,) = [r.message for r in caplog.records if "was lost" in r.message]
+    assert "3 calls are made again" in lost
+    # the pilot, two jobs, and the lost one in halves
+    assert len(list((folder / "jobs").glob("*_submitted.pkl"))) == 5
+
+
+def count_jobs(group, jobs):
+    def grouped(*asked):
+        found = group(*asked)
+        jobs.extend((one.numbers, one.minutes) for one in found)
+        return found
+
+    return grouped
 
 
 def test_how_many_calls_a_slurm_job_has():

@@ -51,13 +51,6 @@ def end_with_parent(parent: Starter) -> None:
     _watch_process(lambda: os.getppid() == parent.pid)
 
 
-def end_with_starter(starter: Starter) -> None:
-    """End this process within a second of its starter's end, where other processes lie between the
-    two.
-    """
-    _watch_process(lambda: _is_alive(starter))
-
-
 def _watch_process(is_there: Callable[[], bool]) -> None:
     """Look now, and from now on in a thread; exits as if killed, for the journal is made for
     that.

@@ -1,4 +1,4 @@
-"""Calls on other machines: a Ray cluster, Slurm's jobs, or processes of this one. Where changes
+"""Calls on other machines: a Ray cluster, Slurm's jobs, or processes of this one. The place changes
 nothing but the time.
 
 A call is a function of some module and arguments that can be pickled. `get_remote_executor(where)`
@@ -12,15 +12,17 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from flrce.config.experiment import Experiment
-from flrce.core.host import Starter, describe_starter, end_with_starter
+from flrce.core.host import Starter, describe_starter, end_with_parent, start_process
 from flrce.core.types import RoundRecord
 from flrce.errors import BadInput, format_install_command, format_one_line
 from flrce.simulation import runs
@@ -34,7 +36,7 @@ SLURM_JOB_SECONDS = 600  # a job has as many calls as take this long, so that st
 PILOT_MINUTES = 240  # time limit of a call whose length nobody knows yet
 TIME_LIMIT_MARGIN = 3  # of the measured time, plus TIME_LIMIT_MINUTES
 TIME_LIMIT_MINUTES = 5
-JOBS_PER_CORE = 3  # groups of calls for each process of this machine: short ones even out long ones
+CALL_BEGUN = "begun"  # what a process sends before it makes a call
 SHARED_FOLDER_MARK = "out-of"  # lies in a folder that all machines must see
 log = logging.getLogger("flrce")
 
@@ -82,18 +84,20 @@ RemoteExecutor = Callable[[Sequence[RemoteCall], Path], Iterator[tuple[int, Any]
 
 
 def get_remote_executor(where: str, settings: Mapping[str, Any]) -> RemoteExecutor:
-    """By name: "ray", "slurm", or "processes" (submitit on this machine)."""
+    """By name: "ray", "slurm", or "processes" of this machine."""
     if where == "ray":
         return RayExecutor(settings)
-    if where in ("slurm", "processes"):
-        return JobExecutor("slurm" if where == "slurm" else "local", settings)
+    if where == "slurm":
+        return JobExecutor(settings)
+    if where == "processes":
+        return ProcessExecutor(settings)
     raise BadInput(f"--on {where!r}: here, ray, slurm or processes")
 
 
 def count_workers(where: str, settings: Mapping[str, Any]) -> int:
     """Calls that a place makes at once: GPUs where it has some, else cores."""
     if where != "ray":
-        return count_parallel_jobs("slurm" if where == "slurm" else "local", settings)
+        return count_parallel_jobs(where, settings)
     if not os.environ.get("RAY_ADDRESS"):
         return torch.cuda.device_count() or count_cores()
     ray = _import_optional("ray", "ray")
@@ -113,21 +117,17 @@ def count_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def count_parallel_jobs(cluster: str, settings: Mapping[str, Any]) -> int:
+def count_parallel_jobs(where: str, settings: Mapping[str, Any]) -> int:
     parallel = settings.get("parallel")
     if parallel is None:
-        return SLURM_PARALLEL_JOBS if cluster == "slurm" else count_cores()
+        return SLURM_PARALLEL_JOBS if where == "slurm" else count_cores()
     if not isinstance(parallel, int) or parallel < 1:
         raise BadInput(f"parallel = {parallel!r}: jobs at once, a whole number of at least 1")
     return parallel
 
 
-def run_call(call: RemoteCall, starter: Starter | None = None) -> CallResult:
-    """A call's value, in a process of any kind that ends with its starter, and the GPU memory that
-    it took.
-    """
-    if starter is not None:
-        end_with_starter(starter)
+def run_call(call: RemoteCall) -> CallResult:
+    """A call's value, in a process of any kind, and the GPU memory that it took."""
     gpu = torch.cuda.is_available()
     if gpu:
         torch.cuda.reset_peak_memory_stats()
@@ -140,17 +140,17 @@ def run_call(call: RemoteCall, starter: Starter | None = None) -> CallResult:
     return CallResult(value, peak, seconds)
 
 
-def run_calls(
-    calls: Sequence[RemoteCall], starter: Starter | None = None
-) -> list[CallResult | LostCall]:
-    """The calls of one job in turn; one that fails leaves the others alone."""
-    results: list[CallResult | LostCall] = []
-    for call in calls:
-        try:
-            results.append(run_call(call, starter))
-        except Exception as why:  # whatever it is, it must not end the others
-            results.append(LostCall(format_one_line(why, 200) or type(why).__name__))
-    return results
+def try_call(call: RemoteCall) -> CallResult | LostCall:
+    """The same, or why it failed: whatever it is, it must not end the others."""
+    try:
+        return run_call(call)
+    except Exception as why:
+        return LostCall(format_one_line(why, 200) or type(why).__name__)
+
+
+def run_calls(calls: Sequence[RemoteCall]) -> list[CallResult | LostCall]:
+    """The calls of one job in turn."""
+    return [try_call(call) for call in calls]
 
 
 @dataclass
@@ -240,33 +240,136 @@ def _start_ray(ray: Any) -> None:
         ) from why
 
 
-@dataclass
-class JobExecutor:
-    """Calls as jobs of submitit, several a job: `slurm` as job arrays, `local` as processes of this
-    machine. At most `parallel` jobs run at once. A lost job is sent again in halves.
+@dataclass(frozen=True)
+class BusyProcess:
+    """A process of this machine and the call that it makes."""
 
-    On Slurm the first call is a job of its own; its time sets the calls and the time limit of the
-    others, unless `timeout_min` is given.
+    process: Any
+    number: int
+    losses: int  # processes that were lost with this call
+    deadline: float = math.inf  # by the monotonic clock, once the call has begun
+
+
+@dataclass
+class ProcessExecutor:
+    """Calls in processes of this machine, `parallel` at once. Each makes one call after another; a
+    call whose process ends, or is at work for more than `timeout_min` minutes, is made again.
     """
 
-    cluster: str
     settings: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        self.parallel = count_parallel_jobs(self.cluster, self.settings)
+        known = {"parallel", "timeout_min"}
+        unknown = sorted(k for k in set(self.settings) - known if not k.startswith("slurm_"))
+        if unknown:
+            raise BadInput(
+                f"--on processes: {unknown[0]!r} is unknown; use parallel or timeout_min"
+            )
+        self.parallel = count_parallel_jobs("processes", self.settings)
+        minutes = self.settings.get("timeout_min", math.inf)
+        if not isinstance(minutes, int | float) or not minutes > 0:
+            raise BadInput(f"timeout_min = {minutes!r}: minutes, a number above 0")
+        self.limit_seconds = 60 * minutes
+
+    def __call__(self, calls: Sequence[RemoteCall], folder: Path) -> Iterator[tuple[int, Any]]:
+        waiting = [(i, 0) for i in range(len(calls))]
+        busy: dict[Connection, BusyProcess] = {}
+        idle: list[tuple[Connection, Any]] = []
+        try:
+            while waiting or busy:
+                while waiting and len(busy) < self.parallel:
+                    pipe, process = idle.pop() if idle else _start_call_process()
+                    i, losses = waiting.pop(0)
+                    busy[pipe] = BusyProcess(process, i, losses)
+                    with suppress(OSError):  # it may have died already: its end is heard next
+                        pipe.send(calls[i])
+                for pipe in self._wait_for_pipes(busy):
+                    one = busy.pop(pipe)
+                    try:
+                        outcome = pipe.recv()
+                    except (EOFError, OSError):
+                        outcome = self._handle_loss(pipe, one)
+                        if outcome is None:
+                            waiting.insert(0, (one.number, one.losses + 1))
+                            continue
+                    else:
+                        if outcome == CALL_BEGUN:
+                            deadline = time.monotonic() + self.limit_seconds
+                            busy[pipe] = replace(one, deadline=deadline)
+                            continue
+                        idle.append((pipe, one.process))
+                    yield one.number, outcome.value if isinstance(outcome, CallResult) else outcome
+        finally:
+            processes = [one.process for one in busy.values()] + [process for _, process in idle]
+            for process in processes:
+                process.terminate()
+            for process in processes:
+                process.join(10)
+
+    def _wait_for_pipes(self, busy: Mapping[Connection, BusyProcess]) -> list[Connection]:
+        """Processes with a result, that have ended, or whose time is over: these are ended."""
+        left = min(one.deadline for one in busy.values()) - time.monotonic()
+        ready = wait(list(busy), None if math.isinf(left) else max(left, 0))
+        for pipe, one in busy.items():
+            if pipe not in ready and time.monotonic() > one.deadline:
+                one.process.kill()
+        return [pipe for pipe in busy if pipe in ready]
+
+    def _handle_loss(self, pipe: Connection, one: BusyProcess) -> LostCall | None:
+        """Why a call gave nothing; None: it is made again."""
+        pipe.close()
+        one.process.join(10)
+        reason = f"its process ended ({one.process.exitcode})"
+        if time.monotonic() > one.deadline:
+            reason = f"it took more than {self.limit_seconds / 60:g} minutes"
+        if one.losses >= MAX_RETRIES:
+            return LostCall(reason)
+        _warn_of_loss("process", 1, reason)
+        return None
+
+
+def _start_call_process() -> tuple[Connection, Any]:
+    context = get_context("spawn")  # a forked process cannot use the GPU
+    mine, theirs = context.Pipe()
+    process = context.Process(target=_serve_calls, args=(theirs, describe_starter()))
+    start_process(process)
+    theirs.close()
+    return mine, process
+
+
+def _serve_calls(pipe: Connection, parent: Starter) -> None:
+    """Make calls until nobody asks for one."""
+    end_with_parent(parent)
+    while True:
+        try:
+            call = pipe.recv()
+        except (EOFError, OSError):
+            return
+        pipe.send(CALL_BEGUN)
+        pipe.send(try_call(call))
+
+
+@dataclass
+class JobExecutor:
+    """Calls as job arrays of Slurm through submitit: several calls a job, at most `parallel` jobs
+    at once. A lost job is sent again in halves.
+
+    The first call is a job of its own; its time sets the calls and the time limit of the others,
+    unless `timeout_min` is given.
+    """
+
+    settings: Mapping[str, Any]
+    cluster: str = "slurm"  # as submitit calls it
+
+    def __post_init__(self) -> None:
+        self.parallel = count_parallel_jobs("slurm", self.settings)
 
     def __call__(self, calls: Sequence[RemoteCall], folder: Path) -> Iterator[tuple[int, Any]]:
         submitit = _import_optional("submitit", "slurm")
         own = {key: value for key, value in self.settings.items() if key != "parallel"}
         executor = _make_submitit_executor(submitit, self.cluster, own, folder, self.parallel)
-        numbers = list(range(len(calls)))
-        pilot = self.cluster == "slurm" and len(calls) > 1
-        rest = numbers[1:] if pilot else []
-        waiting = (
-            [CallGroup((0,), PILOT_MINUTES)]
-            if pilot
-            else _group_calls(numbers, self.parallel, None)
-        )
+        rest = list(range(1, len(calls)))
+        waiting = [CallGroup((0,), PILOT_MINUTES)] if calls else []
         pending: dict[Any, CallGroup] = {}
         while waiting or pending:
             self._submit_waiting(executor, calls, waiting, pending)
@@ -300,17 +403,15 @@ class JobExecutor:
         waiting: list[CallGroup],
         pending: dict[Any, CallGroup],
     ) -> None:
-        """On Slurm all, as arrays whose jobs have one time limit; here as cores are free."""
-        slurm, fixed_minutes = self.cluster == "slurm", self.settings.get("timeout_min")
-        starter = None if slurm else describe_starter()  # Slurm's own: scancel
-        while waiting and (slurm or len(pending) < self.parallel):
+        """Submit all, as arrays whose jobs have one time limit."""
+        while waiting:
             minutes = waiting[0].minutes
-            groups = [g for g in waiting if g.minutes == minutes] if slurm else waiting[:1]
-            waiting[:] = [group for group in waiting if group not in groups]
-            executor.update_parameters(timeout_min=fixed_minutes or minutes)
+            groups = [group for group in waiting if group.minutes == minutes]
+            waiting[:] = [group for group in waiting if group.minutes != minutes]
+            executor.update_parameters(timeout_min=self.settings.get("timeout_min") or minutes)
             work = [[calls[i] for i in group.numbers] for group in groups]
             with executor.batch() if len(groups) > 1 else nullcontext():
-                jobs = [executor.submit(run_calls, some, starter) for some in work]
+                jobs = [executor.submit(run_calls, some) for some in work]
             pending.update(zip(jobs, groups, strict=True))
 
 
@@ -322,20 +423,15 @@ def _make_submitit_executor(
         arrays = {"slurm_array_parallelism": parallel} if cluster == "slurm" else {}
         executor.update_parameters(**{"timeout_min": PILOT_MINUTES, **arrays, **settings})
     except (RuntimeError, NameError, ValueError, TypeError) as odd:  # no srun; unknown setting
-        raise BadInput(
-            f"--on {'processes' if cluster == 'local' else cluster}: {format_one_line(odd, 200)}"
-        ) from odd
+        raise BadInput(f"--on slurm: {format_one_line(odd, 200)}") from odd
     return executor
 
 
-def _group_calls(numbers: Sequence[int], parallel: int, seconds: float | None) -> list[CallGroup]:
-    """Calls for jobs: by the measured seconds of one call, else a few groups for every process."""
-    if seconds is None:
-        size, minutes = math.ceil(len(numbers) / (JOBS_PER_CORE * parallel)), PILOT_MINUTES
-    else:
-        fitting = math.ceil(SLURM_JOB_SECONDS / max(seconds, 1e-3))
-        size = max(1, min(fitting, math.ceil(len(numbers) / parallel)))
-        minutes = math.ceil(TIME_LIMIT_MARGIN * size * seconds / 60) + TIME_LIMIT_MINUTES
+def _group_calls(numbers: Sequence[int], parallel: int, seconds: float) -> list[CallGroup]:
+    """Calls for jobs, by the measured seconds of one call."""
+    fitting = math.ceil(SLURM_JOB_SECONDS / max(seconds, 1e-3))
+    size = max(1, min(fitting, math.ceil(len(numbers) / parallel)))
+    minutes = math.ceil(TIME_LIMIT_MARGIN * size * seconds / 60) + TIME_LIMIT_MINUTES
     return [CallGroup(tuple(numbers[i : i + size]), minutes) for i in range(0, len(numbers), size)]
 
 
