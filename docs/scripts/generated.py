@@ -66,7 +66,7 @@ def describe_command(name: str, command: click.Command) -> str:
         record = parameter.get_help_record(context)
         if record and record[1] and "--help" not in record[0]:
             rows.append([f"`{record[0]}`", " ".join(record[1].split())])
-    options = "\n\n" + table(["option", ""], rows) if rows else ""
+    options = "\n\n" + table(["option", "what it does"], rows) if rows else ""
     return f"### flrce {name}\n\n`flrce {name} {usage}`\n\n{about}{options}\n"
 
 
@@ -145,7 +145,7 @@ def write_settings() -> str:
             if key not in groups
         ]
         head = f"### [{group}]" if group else "### At the top of the file"
-        parts.append(f"{head}\n\n" + table(["key", "values", "default", ""], rows) + "\n")
+        parts.append(f"{head}\n\n" + table(["key", "values", "default", "what it is"], rows) + "\n")
     return "\n".join(parts)
 
 
@@ -160,7 +160,11 @@ def write_pieces() -> str:
         for name, piece in pieces.items():
             settings = ", ".join(describe_settings(piece))
             rows.append([f"`{name}`", settings and f"`{settings}`", summarize_piece(piece)])
-        parts.append(f"### {role.capitalize()}\n\n" + table(["piece", "settings", ""], rows) + "\n")
+        parts.append(
+            f"### {role.capitalize()}\n\n"
+            + table(["piece", "settings", "what it does"], rows)
+            + "\n"
+        )
     return "\n".join(parts)
 
 

@@ -3,7 +3,7 @@
     python docs/scripts/pictures.py [FOLDER] [--runs FOLDER]
 
 Runs what the pages show (digits, a few minutes on two cores; --runs keeps it), writes the reports
-of one run, of a comparison and of a reproduction, and takes pictures with Debian's Chromium.
+of one run and of a comparison, and takes pictures with Debian's Chromium.
 """
 
 import argparse
@@ -25,13 +25,11 @@ from flrce.report import page
 ROOT = Path(__file__).resolve().parent.parent.parent
 IMG = ROOT / "docs" / "img"
 FILE = str(ROOT / "experiments" / "digits.toml")
-RECIPES = "fedavg,fedprox,flrce,flrce-topk,oort"
+RECIPES = "fedavg,fedprox,frugal,flrce,oort"
 #: name -> page, width, height, colours
 PICTURES = {
     "report": ("compare", 1100, 1500, "light"),
     "report-run-dark": ("run", 1200, 1500, "dark"),
-    "report-phone": ("run", 400, 900, "light"),
-    "report-reproduce": ("reproduce", 1200, 1500, "light"),
 }
 
 
@@ -57,27 +55,13 @@ def trained(folder: Path, more: Sequence[str] = ()) -> None:
         *more,
         *again,
     )
-    flrce(
-        "reproduce",
-        "table3",
-        "--quick",
-        "--regime",
-        "dirichlet",
-        "--out",
-        str(folder / "reproduce"),
-    )
 
 
 def pages(folder: Path) -> dict[str, str]:
     """The report of each, by name, as an address."""
-    runs = {
-        "run": folder / "run",
-        "compare": folder / "compare",
-        "reproduce": folder / "reproduce" / "cells" / "digits" / "dirichlet",
-    }
     return {
-        name: page.write_report([place], folder / f"{name}.html").as_uri()
-        for name, place in runs.items()
+        name: page.write_report([folder / name], folder / f"{name}.html").as_uri()
+        for name in ("run", "compare")
     }
 
 
@@ -133,16 +117,6 @@ def small(png: bytes) -> bytes:
     return kept.getvalue()
 
 
-def printed(driver: Any, url: str) -> bytes:
-    """The page as it prints on A4."""
-    driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-    driver.get(url)
-    time.sleep(0.5)
-    return base64.b64decode(
-        driver.execute_cdp_cmd("Page.printToPDF", {"preferCSSPageSize": True})["data"]
-    )
-
-
 def main(out: Path = IMG, runs: Path | None = None, more: Sequence[str] = ()) -> None:
     with tempfile.TemporaryDirectory() as made:
         out, folder = out.resolve(), (runs or Path(made)).resolve()
@@ -152,9 +126,6 @@ def main(out: Path = IMG, runs: Path | None = None, more: Sequence[str] = ()) ->
         with browser(Path(made) / "profile") as driver:
             for name, (which, *how) in PICTURES.items():
                 (out / f"{name}.png").write_bytes(small(taken(driver, found[which], *how)))
-            (folder / "compare.pdf").write_bytes(
-                printed(driver, found["compare"])
-            )  # to be looked at, not kept
 
 
 if __name__ == "__main__":

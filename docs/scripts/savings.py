@@ -31,8 +31,8 @@ ROWS = {
     "8 bits both ways": "8 bits both ways",
 }
 CAPTION = (
-    "times less than FedAvg with an averaged model until its accuracy after 100 rounds; dots: data sets;"
-    " more is better"
+    "times less than FedAvg with an averaged model\n"
+    "until its accuracy after 100 rounds; dots: data sets; more is better"
 )
 
 
@@ -82,11 +82,11 @@ def main(path: Path = SVG) -> None:
         "font.size": 10.5,
     }
     with plt.rc_context(style):
-        figure, panels = plt.subplots(1, 2, figsize=(10, 2.9), sharey=True, layout="constrained")
+        figure, panels = plt.subplots(2, 1, figsize=(6, 5), layout="constrained")
         for axes, cost in zip(panels, COSTS, strict=True):
             draw_rows(axes, cost)
-        panels[0].set_yticks(range(len(ROWS)), ROWS.values(), color=INK)
-        figure.get_layout_engine().set(w_pad=0.15, h_pad=0.12)
+            axes.set_yticks(range(len(ROWS)), ROWS.values(), color=INK)
+        figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)
         figure.supxlabel(CAPTION, fontsize=9.5, color=INK)
         figure.patch.set_facecolor("white")
         figure.savefig(path, metadata={"Date": None})

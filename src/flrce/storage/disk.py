@@ -1,7 +1,6 @@
 """Atomic writes, append-only files with a running hash, and locks on run directories."""
 
 import errno
-import fcntl
 import hashlib
 import mmap
 import os
@@ -17,8 +16,13 @@ from flrce.errors import BadInput
 from flrce.storage.failpoint import hit_failpoint
 from flrce.storage.limited import hash_prefix, open_regular, read_limited
 
+try:
+    import fcntl
+except ModuleNotFoundError:  # not a POSIX system; runs that are not saved work without it
+    fcntl = None  # type: ignore[assignment]
+
 CHUNK_BYTES = 2**24  # one system call reads at most 2 GiB
-O_DIRECT = getattr(os, "O_DIRECT", 0)  # Linux only
+O_DIRECT = getattr(os, "O_DIRECT", 0) if fcntl else 0  # Linux only
 DIRECT_BYTES, HASH_BYTES = 2**20, 2**18  # bytes written at a time; and hashed, while in the cache
 # Run directories hold clients' names, losses and updates, so only their owner may read them.
 PRIVATE_FILE_MODE = 0o600
@@ -257,6 +261,8 @@ class FolderLock:
     """
 
     def __init__(self, path: Path) -> None:
+        if fcntl is None:
+            raise BadInput(f"{path.parent}: this system has no file locks; run without saving")
         self.path, self.handle = (
             path,
             os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, PRIVATE_FILE_MODE),
