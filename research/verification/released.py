@@ -28,6 +28,7 @@ HETEROFL = (
     "HeteroFL-Computation-and-Communication-Efficient-Federated-Learning-for-Heterogeneous-Clients"
 )
 REPOSITORIES = {
+    "flrce": Repository("ZiruNiu0", "FLrce", "bae0216"),
     "oort": Repository("SymbioticLab", "Oort", "05a3aa1"),
     "pyramidfl": Repository("liecn", "PyramidFL", "dd1d143"),
     "divfl": Repository("melodi-lab", "divfl", "4a5b80d"),
