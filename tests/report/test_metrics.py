@@ -134,7 +134,7 @@ def test_operands_of_an_alert_have_the_same_labels():
     labels = {}
     for name, text in parse(render_metrics([VIEW, {"folder": "runs/b", "state": "x"}])):
         labels.setdefault(name, set(re.findall(r'([a-z]+)="', text)))
-    for rule in read_json_template("alerts.yml")["groups"][0]["rules"]:
+    for rule in json.loads(read_template("alerts.yml"))["groups"][0]["rules"]:
         used = [labels.get(name, {"run"}) for name in re.findall(r"flrce_\w+", rule["expr"])]
         shared = re.search(r"and on \(([a-z, ]+)\)", rule["expr"])
         if shared:
