@@ -12,9 +12,16 @@ from torch import nn
 
 from flrce.config.experiment import Experiment
 from flrce.core import loop
-from flrce.core.downlink import DenseDownload, HeldPart, decode_model, encode_model
+from flrce.core.downlink import (
+    DenseDownload,
+    DownloadRequest,
+    HeldPart,
+    decode_model,
+    encode_model,
+    encode_model_batch,
+)
 from flrce.core.memory_limits import check_memory, estimate_server_bytes
-from flrce.core.types import ClientCost, Payload, Reply
+from flrce.core.types import ClientCost, Download, Payload, Reply, Task
 from flrce.errors import BadInput
 from flrce.methods.catalogue import recipes
 from flrce.methods.compression.error_feedback import ErrorFeedback
@@ -404,3 +411,21 @@ def test_every_recipe_runs_with_difference_downloads(name):
     # six of 32 bits, headers, extra tensors
     assert done[1].record.bytes_down < 0.7 * dense[1].record.bytes_down
     assert all(bool(one.state.w.isfinite().all()) for one in done)
+
+
+def test_models_encoded_together_are_those_encoded_alone():
+    code, part = RotatedCode(2), HeldPart(None, (("a.weight", 900), ("a.running_mean", 5)), 900)
+    w, download = torch.randn(905), Download("difference", RotatedCode(2))
+    bases = [torch.randn(905), w.clone(), torch.randn(905)]  # the second has w already
+    tasks = [Task(f"c{k}", k, 4, 9, download=download) for k in range(3)]
+    requests = [DownloadRequest(task, part) for task in tasks]
+    together = encode_model_batch(w, bases, code, requests)
+    for task, base, (payload, model) in zip(tasks, bases, together, strict=True):
+        alone, same = encode_model(w, base, code, part, (task.seed, task.t, task.client))
+        assert torch.equal(model, same)
+        assert payload.buffers.keys() == alone.buffers.keys()
+        assert all(torch.equal(payload.buffers[name], x) for name, x in alone.buffers.items())
+    assert requests[0].batch_code is None  # on the host each is encoded alone
+    assert DownloadRequest(tasks[0], part, torch.device("cuda")).batch_code == code
+    held = HeldPart(torch.arange(400), (("a.weight", 400),), 400)
+    assert DownloadRequest(tasks[0], held, torch.device("cuda")).batch_code is None

@@ -22,7 +22,12 @@ from flrce.methods.compression.buffers import (
     unpack_bits_with_torch,
 )
 from flrce.methods.compression.error_feedback import ErrorFeedback
-from flrce.methods.compression.hadamard import draw_signs, plan_chunks, transform_hadamard
+from flrce.methods.compression.hadamard import (
+    draw_signs,
+    multiply_hadamard,
+    plan_chunks,
+    transform_hadamard,
+)
 from flrce.methods.compression.rotated import BLOCKS, CENTROIDS, RotatedCode
 from flrce.rng import make_stream
 from flrce_client.layout import split_statistics
@@ -462,3 +467,30 @@ def test_small_updates_travel_as_they_are(size: int) -> None:
     numbers = {name: buffer.numpy() for name, buffer in payload.buffers.items()}
     by_numpy = RotatedCodec(1, exact_below=64).decode(numbers, layout, make_stream(0, "code", 1))
     assert np.array_equal(by_numpy, decoded.numpy())
+
+
+@pytest.mark.parametrize("exact_below", [0, 1024])
+@pytest.mark.parametrize("layout", [LAYOUT, [("a", 20_000), ("b.running_var", 3)], [("a", 0)]])
+@pytest.mark.parametrize("code", [code for code in CODES if code.bits >= 1], ids=repr)
+def test_many_updates_at_once_travel_and_decode_as_each_does_alone(code, layout, exact_below):
+    code = RotatedCode(code.bits, code.scale, exact_below)
+    updates = torch.randn(4, sum(size for _, size in layout))
+    updates[2] = 0
+    payloads, decoded = code.encode_batch(
+        updates, layout, [make_stream(i, "encode") for i in range(4)]
+    )
+    for i, u in enumerate(updates):
+        alone, _ = code.encode(u, layout, make_stream(i, "encode"), {})
+        assert payloads[i].buffers.keys() == alone.buffers.keys()
+        for name, buffer in alone.buffers.items():
+            assert torch.equal(payloads[i].buffers[name], buffer)
+        assert torch.equal(decoded[i], code.decode(alone, layout, make_stream(i, "encode")))
+    assert not RotatedCode(0.5).encodes_batches  # each client draws other coordinates
+
+
+@pytest.mark.parametrize("size", [1 << n for n in range(15)])
+def test_a_transform_by_matrices_is_the_same_and_exact_for_centroids(size):
+    x = torch.randn(3, size)
+    torch.testing.assert_close(multiply_hadamard(x), transform_hadamard(x), rtol=1e-5, atol=1e-4)
+    centroids = torch.tensor(CENTROIDS[2])[torch.randint(2, (3, min(size, 4096)))] / 1024
+    assert torch.equal(multiply_hadamard(centroids), transform_hadamard(centroids))

@@ -12,10 +12,13 @@ import torch
 from torch import Tensor
 
 from flrce.core.roles import Compressor, Downlink
-from flrce.core.tensor_bytes import count_bytes, count_value_bytes
+from flrce.core.tensor_bytes import count_bytes, count_value_bytes, to_device, to_host
 from flrce.core.types import Download, Payload, Task
 from flrce_client.downloads import STATISTICS_KEY as STATISTICS_KEY
 from flrce_client.streams import make_download_stream as make_download_stream
+
+HOST = torch.device("cpu")
+MAX_BATCH_FLOATS = 1 << 26  # of models that are encoded at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +50,16 @@ class DownloadRequest:
 
     task: Task
     part: HeldPart
+    device: torch.device = HOST  # where many models are encoded at once
+
+    @property
+    def batch_code(self) -> Compressor | None:
+        """The code that encodes its difference together with others'; None: it is encoded alone."""
+        download = self.task.download
+        code = None if download is None else download.code
+        if code is None or self.device == HOST or self.part.coordinates is not None:
+            return None
+        return code if code.encodes_batches else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +107,29 @@ def encode_model(
         buffers[STATISTICS_KEY] = target[d:].clone()
     payload = Payload(buffers)
     return payload, decode_model(payload, base, code, part, stream)
+
+
+def encode_model_batch(
+    w: Tensor, bases: Sequence[Tensor], code: Compressor, requests: Sequence[DownloadRequest]
+) -> list[tuple[Payload, Tensor]]:
+    """As `encode_model` of requests for whole models, together and on their device."""
+    part, device = requests[0].part, requests[0].device
+    d, there = part.trained, to_device(torch.stack(list(bases)), device)
+    target = to_device(w, device)
+    same = (there == target).all(1).tolist()
+    rngs = [make_download_stream(r.task.seed, r.task.t, r.task.client) for r in requests]
+    differences = (target[:d] - there[:, :d]).float()
+    payloads, decoded = code.encode_batch(differences, part.trained_layout, rngs)
+    there[:, :d] += decoded.to(there.dtype)
+    there[:, d:] = target[d:]
+    statistics = {STATISTICS_KEY: w[d:].clone()} if part.size > d else {}
+    models = to_host(there)
+    return [
+        (Payload({}), base.clone())
+        if unchanged
+        else (Payload({**payload.buffers, **statistics}), model)
+        for payload, model, base, unchanged in zip(payloads, models, bases, same, strict=True)
+    ]
 
 
 def decode_model(

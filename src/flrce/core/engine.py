@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flrce.core.downlink import EncodedModel, HeldPart
+from flrce.core.downlink import HOST, EncodedModel, HeldPart
 from flrce.core.pieces import Recipe
 from flrce.core.record import read_clock
 from flrce.core.roles import RoundView, default_property, overrides
@@ -140,6 +140,11 @@ class Engine(ABC):
     def worker_processes(self) -> tuple[int, int]:
         """Processes on this machine that train clients, and bytes that each takes."""
         return 0, 0
+
+    @default_property
+    def code_device(self) -> torch.device:
+        """Where many updates or models are encoded at once."""
+        return HOST
 
     # An engine may leave updates on its device, and is given the next model as it lies there.
 

@@ -106,12 +106,7 @@ def decode_update(
     """
     size = sum(count for _, count in layout)
     validate_payload_size(payload, size, len(layout))
-    buffers = _TrackedBuffers(payload.buffers)
-    # which takes longer than to decode
-    rng = None if task.compressor.is_dense else make_encoding_stream(task)
-    u = task.compressor.decode(Payload(buffers), layout, rng)
-    if buffers.unread:
-        raise MalformedPayload(f"unexpected buffer {format_one_line(min(buffers.unread), 40)!r}")
+    u = _decode_payload(task, payload, layout) if payload.decoded is None else payload.decoded
     if type(u) is not Tensor or tuple(u.shape) != (size,) or not u.is_floating_point():
         raise MalformedPayload(
             f"decodes to {str(getattr(u, 'shape', type(u).__name__))[:40]}, not to {size} floats"
@@ -125,6 +120,16 @@ def decode_update(
     if largest > MAX_COORDINATE:
         return f"a value of {largest:.3g} is beyond {MAX_COORDINATE:g}", None
     return "", u
+
+
+def _decode_payload(task: Task, payload: Payload, layout: Sequence[tuple[str, int]]) -> Tensor:
+    buffers = _TrackedBuffers(payload.buffers)
+    # to make a generator takes longer than to decode
+    rng = None if task.compressor.is_dense else make_encoding_stream(task)
+    u: Tensor = task.compressor.decode(Payload(buffers), layout, rng)
+    if buffers.unread:
+        raise MalformedPayload(f"unexpected buffer {format_one_line(min(buffers.unread), 40)!r}")
+    return u
 
 
 def validate_extras(task: Task, extras: Any, d: int) -> None:

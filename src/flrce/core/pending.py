@@ -14,6 +14,7 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
@@ -365,9 +366,11 @@ def encode_downloads(
     if recipe.downlink.is_dense or not tasks:
         return state, dense
     coded = [i for i, task in enumerate(tasks) if task.download is not None]
-    requests = [DownloadRequest(tasks[i], engine.get_held_part(tasks[i])) for i in coded]
+    device = engine.code_device
+    requests = [DownloadRequest(tasks[i], engine.get_held_part(tasks[i]), device) for i in coded]
     piece_state = state.server_state.get(MEMORY_KEY)
-    models, piece_state = recipe.downlink.encode_models(piece_state, state.w, requests)
+    with engine.device_lock if device.type != "cpu" else nullcontext():
+        models, piece_state = recipe.downlink.encode_models(piece_state, state.w, requests)
     if len(models) != len(coded):
         raise BadInput(
             f"{type(recipe.downlink).__name__}.encode_models gave {len(models)} downloads for"

@@ -268,6 +268,19 @@ class Compressor(Piece):
     def decode(self, payload: Payload, layout: Sequence[tuple[str, int]], rng: Generator) -> Tensor:
         """(d,) u again; MalformedPayload where the payload is not what `encode` makes."""
 
+    @default_property
+    def encodes_batches(self) -> bool:
+        """Whether there is an `encode_batch`, for updates on a GPU. Such a code keeps no state."""
+        return False
+
+    def encode_batch(
+        self, updates: Tensor, layout: Sequence[tuple[str, int]], rngs: Sequence[Generator]
+    ) -> tuple[list[Payload], Tensor]:
+        """Each row of updates (K, d) by its own generator: the payloads on the host, and (K, d)
+        what they decode to, on the updates' device.
+        """
+        raise NotImplementedError(f"{type(self).__name__} encodes one update at a time")
+
     def estimate_bytes(self, layout: Sequence[tuple[str, int]], rng: Generator) -> int | None:
         """The size of the payload, known before there is one: exactly, or the most where that is
         near. None: it is not known.

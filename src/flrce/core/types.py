@@ -108,6 +108,8 @@ class Payload:
     buffers: Mapping[str, Tensor]
     # largest magnitude of an update, where the server found it while it unpacked a whole model
     largest: float | None = None
+    # (d,) what it decodes to, where the simulator has made it with the payload
+    decoded: Tensor | None = None
 
     @property
     def nbytes(self) -> int:

@@ -5,7 +5,7 @@ client batch supports.
 import hashlib
 import logging
 import pickle
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from flrce.core import tensor_bytes
-from flrce.core.payloads import fingerprint_model
+from flrce.core.downlink import MAX_BATCH_FLOATS
+from flrce.core.payloads import fingerprint_model, make_encoding_stream
+from flrce.core.roles import Compressor
 from flrce.core.types import Payload, RepliesWithTable, Reply
 from flrce.errors import format_one_line
 from flrce.models.flat import FrozenParameter
@@ -164,6 +166,10 @@ class RunSlot(Workers):
         self.logged_reasons: set[str] = set()
 
     @property
+    def code_device(self) -> torch.device:
+        return torch.device(self.scheduler.device)
+
+    @property
     def updates_on_device(self) -> bool:
         return self.placing.on_device
 
@@ -227,12 +233,38 @@ class RunSlot(Workers):
             self.number, GpuRequest([tasks[i] for i in batched], [orders[i][3] for i in batched])
         )
         trained: dict[int, TrainingResult] = dict(zip(batched, results, strict=True))
+        payloads = self._encode_updates(tasks, trained)
         return [
-            self.runner.build_reply(task, trained[i], state, into[i])
+            self.runner.build_reply(task, trained[i], state, into[i], payloads.get(i))
             if i in trained
             else self.scheduler.train_and_reply(task, state, into[i])
             for i, (task, (_, _, _, state)) in enumerate(zip(tasks, orders, strict=True))
         ]
+
+    def _encode_updates(
+        self, tasks: Sequence[PreparedTask], trained: Mapping[int, TrainingResult]
+    ) -> dict[int, Payload]:
+        """Payloads of the updates whose code encodes many at once, by the places of their tasks."""
+        groups: dict[tuple[Compressor, object], list[int]] = {}
+        for i in () if self.runner.layout.personal else trained:
+            code = tasks[i].task.compressor
+            if code.encodes_batches and tasks[i].part.sent is None:
+                groups.setdefault((code, tasks[i].part.key), []).append(i)
+        payloads: dict[int, Payload] = {}
+        for (code, _), members in groups.items():
+            part = tasks[members[0]].part
+            count = max(1, MAX_BATCH_FLOATS // max(1, len(tasks[members[0]].start)))
+            for start in range(0, len(members), count):
+                batch = members[start : start + count]
+                updates = torch.stack([trained[i].w - tasks[i].start for i in batch])
+                rngs = [make_encoding_stream(tasks[i].task) for i in batch]
+                with self.device_lock:
+                    there = tensor_bytes.to_device(updates, self.scheduler.device)
+                    encoded, decoded = code.encode_batch(there, part.names, rngs)
+                    decoded = tensor_bytes.to_host(decoded)
+                for i, payload, u in zip(batch, encoded, decoded, strict=True):
+                    payloads[i] = replace(payload, decoded=u)
+        return payloads
 
     def score_samples(
         self, w: Tensor, index: IndexArray, own: Tensor | None = None

@@ -89,6 +89,10 @@ class Simulator(Engine):
         return self.workers.updates_on_device
 
     @property
+    def code_device(self) -> torch.device:
+        return self.workers.code_device
+
+    @property
     def device_lock(self) -> AbstractContextManager[Any]:
         return self.workers.device_lock
 

@@ -27,6 +27,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flrce.core.downlink import HOST
 from flrce.core.host import Starter, choose_start_method, describe_starter, end_with_parent
 from flrce.core.memory_limits import estimate_worker_bytes
 from flrce.core.tensor_bytes import count_value_bytes
@@ -252,6 +253,11 @@ class Workers(ABC):
     def worker_processes(self) -> tuple[int, int]:
         """Processes on this machine, and bytes that each takes."""
         return 0, 0
+
+    @property
+    def code_device(self) -> torch.device:
+        """Where many updates or models are encoded at once."""
+        return HOST
 
     @property
     def updates_on_device(self) -> bool:

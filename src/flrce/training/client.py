@@ -252,18 +252,24 @@ class ClientRunner:
         done: TrainingResult,
         client_state: Mapping[str, Tensor],
         into: Tensor | None = None,
+        payload: Payload | None = None,
     ) -> Reply:
         """What the client sends once its part is trained; `into`: where the difference of the
-        models is written.
+        models is written, `payload`: of this difference, where it is encoded already.
         """
         task, part = job.task, job.part
         (new, own), (old, _) = self.layout.split(done.w), self.layout.split(job.start)
-        u = torch.sub(new, old, out=into)
-        u = u if part.sent is None else u[part.sent]
-        rng = make_stream(task.seed, "encode", task.t, task.client)
-        encoded = task.compressor.encode(u, part.names, rng, client_state)
-        payload, stays = _validate_encoding(task.compressor, encoded)
-        state = {k: value for k, value in stays.items() if not k.startswith(LINK_STATE_PREFIX)}
+        if payload is None:
+            u = torch.sub(new, old, out=into)
+            u = u if part.sent is None else u[part.sent]
+            rng = make_stream(task.seed, "encode", task.t, task.client)
+            encoded = task.compressor.encode(u, part.names, rng, client_state)
+            payload, client_state = _validate_encoding(task.compressor, encoded)
+        state = {
+            name: value
+            for name, value in client_state.items()
+            if not name.startswith(LINK_STATE_PREFIX)
+        }
         state |= {LINK_STATE_PREFIX + name: value for name, value in done.client_state.items()}
         if own is not None:
             state[PERSONAL_FLOATS_KEY] = own

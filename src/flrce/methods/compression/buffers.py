@@ -44,12 +44,13 @@ def unpack_bits(packed: Tensor, bits: int, n: int) -> Tensor:
 
 
 def pack_bits_with_torch(levels: Tensor, bits: int) -> Tensor:
-    """As `pack_bits`, for levels on a device: the same bytes."""
+    """As `pack_bits`, for levels (..., n) on a device: the same bytes."""
     places = torch.arange(bits - 1, -1, -1, dtype=torch.uint8, device=levels.device)
-    planes = (levels[:, None] >> places & 1).flatten()
-    planes = torch.nn.functional.pad(planes, (0, -len(planes) % 8)).reshape(-1, 8)
+    planes = (levels[..., None] >> places & 1).flatten(-2)
+    planes = torch.nn.functional.pad(planes, (0, -planes.shape[-1] % 8)).unflatten(-1, (-1, 8))
     places = torch.arange(7, -1, -1, dtype=torch.uint8, device=levels.device)
-    return (planes << places).sum(1, dtype=torch.uint8)
+    packed: Tensor = (planes << places).sum(-1, dtype=torch.uint8)
+    return packed
 
 
 def unpack_bits_with_torch(packed: Tensor, bits: int, n: int) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,6 @@
 """Send a rotated update in a few bits: DRIVE (Vargaftik et al. 2021) and EDEN (2022)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Literal
@@ -19,12 +19,14 @@ from flrce.errors import BadInput
 from flrce.methods.compression.buffers import (
     join_spans,
     pack_bits,
+    pack_bits_with_torch,
     require_buffers,
     take_spans,
     unpack_bits,
 )
 from flrce.methods.compression.hadamard import (
     ChunkGroup,
+    draw_sign_rows,
     draw_signs,
     plan_chunks,
     split_chunks,
@@ -108,6 +110,39 @@ class RotatedCode(Compressor):
             rest = count_span_floats(exact)
             parts.append((exact, get_buffer(payload, "statistics", torch.float32, rest)))
         return join_spans(parts, count_floats(layout))
+
+    @property
+    def encodes_batches(self) -> bool:
+        return self.bits >= 1  # below it, each client sends other coordinates
+
+    def encode_batch(
+        self, updates: Tensor, layout: TensorSizes, rngs: Sequence[Generator]
+    ) -> tuple[list[Payload], Tensor]:
+        coded, exact = split_statistics(layout, self.exact_below)
+        x = torch.cat([updates[:, span] for span in coded or [slice(0)]], 1).float()
+        (K, n), groups = x.shape, self._plan_chunks(x.shape[1])
+        signs = draw_sign_rows(rngs, n, x.device)
+        levels, scales, rotated = [x.new_empty(K, 0).byte()], [x.new_empty(K, 0)], [x[:, :0]]
+        for chunks in split_chunks(x * signs, groups):
+            own_levels, own_scales = self._quantise(chunks, rngs[0])
+            centroids = look_up_centroids(own_levels.view_as(chunks), self.level_bits)
+            rotated.append((transform_hadamard(centroids) * own_scales[:, None]).view(K, -1))
+            levels.append(own_levels.view(K, -1))
+            scales.append(own_scales.view(K, -1))
+        columns = {
+            "levels": pack_bits_with_torch(torch.cat(levels, 1), self.level_bits),
+            "scales": torch.cat(scales, 1),
+        }
+        if exact:
+            columns["statistics"] = torch.cat([updates[:, span] for span in exact], 1).float()
+        rows = {name: column.cpu() for name, column in columns.items()}
+        payloads = [Payload({name: own[i] for name, own in rows.items()}) for i in range(K)]
+        decoded, at = updates.float().clone(), 0  # what travels as float32 stays
+        values = torch.cat(rotated, 1)[:, :n] * signs
+        for span in coded:
+            width = span.stop - span.start
+            decoded[:, span], at = values[:, at : at + width], at + width
+        return payloads, decoded
 
     def estimate_bytes(self, layout: TensorSizes, rng: Generator) -> int:
         """What a payload weighs, whatever the update: levels, a scale of each chunk, statistics."""

@@ -6,11 +6,18 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from flrce.core.downlink import DownloadRequest, EncodedModel, encode_model, with_bytes
+from flrce.core.downlink import (
+    MAX_BATCH_FLOATS,
+    DownloadRequest,
+    EncodedModel,
+    encode_model,
+    encode_model_batch,
+    with_bytes,
+)
 from flrce.core.pieces import Recipe
 from flrce.core.roles import Compressor, Downlink
 from flrce.core.tensor_bytes import HASH_BYTES, SEED_BYTES, count_value_bytes
-from flrce.core.types import Download, PendingTask
+from flrce.core.types import Download, Payload, PendingTask
 from flrce.methods.compression.rotated import RotatedCode
 from flrce.methods.downlink.codes import explain_growing_error, explain_stateful_code
 
@@ -63,7 +70,16 @@ class DifferenceDownload(Downlink):
     ) -> tuple[list[EncodedModel], HeldModels]:
         if not state.initial:
             state = replace(state, initial={0: w.clone()})
-        return [self._encode(state, w, request) for request in requests], state
+        encoded: dict[int, tuple[Payload, Tensor]] = {}  # by the places of their requests
+        for code, places in _group_batches(requests, len(w)):
+            batch = [requests[i] for i in places]
+            bases = [self._get_base(state, request.task.k) for request in batch]
+            models = encode_model_batch(w, bases, code, batch)
+            encoded |= dict(zip(places, models, strict=True))
+        return [
+            _build_model(request, *encoded[i]) if i in encoded else self._encode(state, w, request)
+            for i, request in enumerate(requests)
+        ], state
 
     def acknowledge(self, state: HeldModels, sent: PendingTask) -> HeldModels:
         state.models[sent.task.k] = sent.w
@@ -90,8 +106,28 @@ class DifferenceDownload(Downlink):
         if download.code is None:
             return EncodedModel(*_send_exact_part(w, base, request), None)
         stream = (task.seed, task.t, task.client)
-        payload, model = encode_model(w, base, download.code, request.part, stream)
-        return EncodedModel(model, with_bytes(download, payload), payload)
+        return _build_model(request, *encode_model(w, base, download.code, request.part, stream))
+
+
+def _build_model(request: DownloadRequest, payload: Payload, model: Tensor) -> EncodedModel:
+    assert request.task.download is not None
+    return EncodedModel(model, with_bytes(request.task.download, payload), payload)
+
+
+def _group_batches(
+    requests: Sequence[DownloadRequest], size: int
+) -> list[tuple[Compressor, list[int]]]:
+    """(code, places of the requests that it encodes together), as many as memory has room for."""
+    groups: dict[Compressor, list[int]] = {}
+    for i, request in enumerate(requests):
+        if request.batch_code is not None:
+            groups.setdefault(request.batch_code, []).append(i)
+    count = max(1, MAX_BATCH_FLOATS // max(1, size))
+    return [
+        (code, places[start : start + count])
+        for code, places in groups.items()
+        for start in range(0, len(places), count)
+    ]
 
 
 def _send_exact_part(w: Tensor, base: Tensor, request: DownloadRequest) -> tuple[Tensor, Download]:

@@ -31,6 +31,7 @@ FORWARD_TILE, WIDE_FORWARD_TILE = (64, 128, 32, 4, 3), (128, 128, 32, 8, 3)
 NARROW_FORWARD_TILE = (64, 256, 16, 8, 3)
 WEIGHT_TILE, NARROW_WEIGHT_TILE = (128, 64, 32, 4, 3), (64, 64, 128, 2, 2)
 WEIGHT_GRADIENT_PROGRAMS = 128
+MIN_PART_ROWS = 512  # of a sum over rows that is split
 COPY_BLOCK_VALUES = 2048  # values that one program copies
 MAX_RUN_VALUES = 64  # values that a tile of a copy reads or writes in a row
 
@@ -60,7 +61,7 @@ def convolve_lanes(
 ) -> Tensor:
     """x (k, B, C, H, W), weight (k, O, C / groups, R, S), bias (k, O) -> (k, B, O, P, Q)."""
     k = len(weight)
-    if k == 1:
+    if k == 1 and not direct:
         own = None if bias is None else bias[0]
         return F.conv2d(x[0], weight[0], own, *geometry, groups)[None]
     x, weight, bias = cast_like_autocast(x, weight, bias)
@@ -340,8 +341,20 @@ def _multiply_unfolded_rows(
     """The gradient by weight (k, O, C, R, S)."""
     k, O, C, R, S = weight.shape
     seen = _unfold_rows(x, (g.shape[2], g.shape[3]), (R, S), geometry)
-    gw = torch.bmm(g.reshape(k, -1, O).mT, seen)  # (k, O, R S C)
+    parts = count_row_parts(seen.shape[1])  # of each lane, so that more programs share the rows
+    products = torch.bmm(g.reshape(k * parts, -1, O).mT, seen.reshape(k * parts, -1, R * S * C))
+    gw = products.reshape(k, parts, -1).sum(1)  # (k, O R S C)
     return gw.reshape(k, O, R, S, C).permute(0, 1, 4, 2, 3).contiguous()
+
+
+def count_row_parts(rows: int) -> int:
+    """In how many equal parts a sum over so many rows is made: cuBLAS does not split the sum of a
+    small product, and one program a lane then reads all rows.
+    """
+    parts = 1
+    while rows % (2 * parts) == 0 and rows // (2 * parts) >= MIN_PART_ROWS:
+        parts *= 2
+    return parts
 
 
 def _unfold_rows(x: Tensor, size: Pair, kernel: Pair, geometry: ConvolutionGeometry) -> Tensor:

@@ -129,7 +129,7 @@ class LaneFunctions(TorchFunctionMode):
 
     @property
     def _evaluates_one_model(self) -> bool:
-        """Whether torch's own kernels for large batches serve best."""
+        """Whether torch's own functions can do it without a lane dimension."""
         return self.now.k == 1 and not self.now.training
 
     def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
@@ -156,7 +156,7 @@ class LaneFunctions(TorchFunctionMode):
         if not is_lane_tensor(weight):
             more = (weight, bias, stride, padding, dilation, groups)
             return self._across(lambda x: _run_flat(func, x, *more), input)
-        if self._evaluates_one_model:
+        if self._evaluates_one_model and not self.now.direct:
             run = partial(_run_single, func, (stride, padding, dilation, groups))
             return self._across(run, input, weight, bias)
         stride, dilation = _repeat(stride, dims), _repeat(dilation, dims)
