@@ -130,20 +130,20 @@ def unusable_path(why: BaseException) -> str:
     )
 
 
+def is_out_of_memory(why: BaseException) -> bool:
+    """Whether memory was short: the host's, torch's on a device, or that of CUDA's libraries."""
+    signs = ("allocate memory", "out of memory", "status_alloc_failed")
+    text = str(why).lower() if isinstance(why, RuntimeError) else ""
+    return isinstance(why, MemoryError) or any(sign in text for sign in signs)
+
+
 def explain_shortage(why: BaseException) -> str:
     """What the machine has too little of, and what to do; "" where the exception is about something
     else.
     """
     text, kept = str(why).lower(), "what is committed is kept: then go on with --resume"
     number = why.errno if isinstance(why, OSError) else 0
-    memory = (
-        isinstance(why, MemoryError)
-        or number == errno.ENOMEM
-        or type(why).__name__ == "OutOfMemoryError"
-    )
-    if memory or (
-        isinstance(why, RuntimeError) and ("allocate memory" in text or "out of memory" in text)
-    ):
+    if number == errno.ENOMEM or is_out_of_memory(why):
         return f"out of memory; free some, or lower clients, per_round or train.batch; {kept}"
     if number in (errno.EMFILE, errno.ENFILE) or "too many open files" in text:
         return f"out of file descriptors; raise ulimit -n, or lower engine.workers; {kept}"

@@ -264,7 +264,7 @@ def test_short_memory_costs_speed_and_nothing_else(monkeypatch, caplog):
 
     def short(self, *args, **more):
         if self.memory > room[0]:
-            raise torch.OutOfMemoryError("out of memory")
+            raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate")
         return train(self, *args, **more)
 
     monkeypatch.setattr(ClientBatchTrainer, "train", short)

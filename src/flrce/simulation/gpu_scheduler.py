@@ -19,7 +19,7 @@ from torch import Tensor
 
 from flrce.core import tensor_bytes
 from flrce.core.types import Reply
-from flrce.errors import BadInput
+from flrce.errors import BadInput, is_out_of_memory
 from flrce.models.part import ModelPart
 from flrce.simulation.workers import SampleScores
 from flrce.training.client import LINK_STATE_PREFIX, ClientRunner, IndexArray, PreparedTask
@@ -186,7 +186,9 @@ class GpuScheduler:
         while True:
             try:
                 return call()
-            except torch.OutOfMemoryError:
+            except RuntimeError as why:
+                if not is_out_of_memory(why):
+                    raise
                 if not trainer.halve_memory():
                     return None
                 log.warning(
