@@ -65,15 +65,12 @@ def execute_on_gpu(
         for at in range(0, len(mine), MAX_BATCH_CELLS):
             group = mine[at : at + MAX_BATCH_CELLS]
             jobs: list[tuple[Experiment, Path | None]] = [(cell.experiment, None) for cell in group]
-            found = runs.run_together(
-                jobs,
-                data=sources,
-                watch=partial(_notify_cell_callback, watch, group),
-                device=device,
-            )
-            for cell, result in zip(group, found, strict=True):
+            notify = partial(_notify_cell_callback, watch, group)
+            results = runs.run_together(jobs, data=sources, watch=notify, device=device)
+            for cell, result in zip(group, results, strict=True):
+                settings = cell.experiment.to_toml()
                 ledger.write_finished_run(
-                    out / cell.folder, cell.experiment.to_toml(), result.history, result.summary
+                    out / cell.folder, settings, result.history, result.summary
                 )
 
 
@@ -99,6 +96,5 @@ def load_dataset(name: str, data: Path | None, verify: bool = True) -> Source:
 def read_dataset_sizes(name: str, data: Path | None) -> DatasetSizes:
     """Sizes only; the samples stay on disk."""
     pool = load_dataset(name, data, verify=False)
-    return DatasetSizes(
-        len(pool.y), len(pool.classes), int(pool.group.max()) + 1 if pool.group is not None else 0
-    )
+    groups = 0 if pool.group is None else int(pool.group.max()) + 1
+    return DatasetSizes(len(pool.y), len(pool.classes), groups)

@@ -13,13 +13,8 @@ from flrce_reproduction.plan import SHOWN_METHODS
 from flrce_reproduction.tables import PaperTable, Provenance, SeedInterval
 
 #: Okabe and Ito's colours, which stay apart for colour-blind readers
-METHOD_COLOURS = dict(
-    zip(
-        SHOWN_METHODS,
-        ("#0072B2", "#56B4E9", "#999999", "#009E73", "#E69F00", "#D55E00", "#000000", "#CC79A7"),
-        strict=True,
-    )
-)
+COLOURS = ("#0072B2", "#56B4E9", "#999999", "#009E73", "#E69F00", "#D55E00", "#000000", "#CC79A7")
+METHOD_COLOURS = dict(zip(SHOWN_METHODS, COLOURS, strict=True))
 WIDTH, HEIGHT = 4.2, 3.2  # inches of one panel
 
 
@@ -30,14 +25,9 @@ def import_pyplot() -> Any:
     except ImportError as why:
         raise BadInput(f"figures need matplotlib; run: {format_install_command('report')}") from why
     matplotlib.use("agg")
-    matplotlib.rcParams |= {
-        "svg.hashsalt": "flrce",
-        "svg.fonttype": "none",
-        "font.size": 9,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "figure.dpi": 100,
-    }
+    settings: Any = {"svg.hashsalt": "flrce", "svg.fonttype": "none", "font.size": 9}
+    settings |= {"axes.spines.top": False, "axes.spines.right": False, "figure.dpi": 100}
+    matplotlib.rcParams |= settings
     import matplotlib.pyplot as plt
 
     return plt
@@ -53,13 +43,9 @@ def open_panels(
     plt = import_pyplot()
     width = min(count, columns)
     height = -(-count // width)
-    figure, axes = plt.subplots(
-        height,
-        width,
-        figsize=(max(WIDTH * width, 6), HEIGHT * height + 0.7),
-        squeeze=False,
-        layout="constrained",
-    )
+    size = (max(WIDTH * width, 6), HEIGHT * height + 0.7)
+    how: Any = {"squeeze": False, "layout": "constrained"}
+    figure, axes = plt.subplots(height, width, figsize=size, **how)
     for spare in axes.flat[count:]:
         spare.axis("off")
     try:
@@ -69,16 +55,10 @@ def open_panels(
         if said:
             figure.text(0.005, -0.01, said, fontsize=5, va="top", wrap=True)
         path.parent.mkdir(parents=True, exist_ok=True)
-        about = {"Title": title, "Description": said}
-        figure.savefig(
-            path.with_suffix(".svg"), metadata={**about, "Date": None}, bbox_inches="tight"
-        )
-        figure.savefig(
-            path.with_suffix(".png"),
-            metadata={**about, "Software": None},
-            bbox_inches="tight",
-            dpi=110,
-        )
+        for suffix, absent in ((".svg", "Date"), (".png", "Software")):
+            about = {"Title": title, "Description": said, absent: None}
+            how = {"dpi": 110} if suffix == ".png" else {}
+            figure.savefig(path.with_suffix(suffix), metadata=about, bbox_inches="tight", **how)
     finally:
         plt.close(figure)
 
@@ -100,34 +80,18 @@ def draw_accuracy(grid: FinishedRuns, table: PaperTable, path: Path, source: Pro
     with open_panels(path, len(grid.request.datasets), table.title, source) as axes:
         for axis, dataset in zip(axes, grid.request.datasets, strict=True):
             for method in SHOWN_METHODS:
-                points = (
-                    mean_accuracy_curve(grid.get_runs(dataset, method), T)
-                    if method != "flrce"
-                    else {}
-                )
-                if points:
-                    style = "--" if method == "fedavg" else "-"
-                    _draw_line(
-                        axis, points, color=METHOD_COLOURS[method], label=method, linestyle=style
-                    )
-            stops = [
-                run for run in grid.get_runs(dataset, "flrce").values() if run.summary["stopped"]
-            ]
-            at = [run.summary["rounds"] for run in stops]
-            axis.scatter(
-                at,
-                [100 * run.summary["accuracy"] for run in stops],
-                marker="*",
-                s=60,
-                zorder=5,
-                color=METHOD_COLOURS["flrce"],
-                label="flrce stops",
-            )
-            axis.set(
-                title=paper.get_dataset_label(dataset),
-                xlabel="round",
-                ylabel="mean validation accuracy, %",
-            )
+                if method == "flrce":
+                    continue
+                if points := mean_accuracy_curve(grid.get_runs(dataset, method), T):
+                    style = {"linestyle": "--" if method == "fedavg" else "-", "label": method}
+                    _draw_line(axis, points, color=METHOD_COLOURS[method], **style)
+            runs = grid.get_runs(dataset, "flrce").values()
+            ends = [run.summary for run in runs if run.summary["stopped"]]
+            at, accuracy = [s["rounds"] for s in ends], [100 * s["accuracy"] for s in ends]
+            star: Any = {"marker": "*", "s": 60, "zorder": 5, "label": "flrce stops"}
+            axis.scatter(at, accuracy, color=METHOD_COLOURS["flrce"], **star)
+            axis.set(title=paper.get_dataset_label(dataset), xlabel="round")
+            axis.set(ylabel="mean validation accuracy, %")
         axes[0].legend(fontsize=7, frameon=False)
 
 
@@ -139,11 +103,8 @@ def draw_method_bars(
     with open_panels(path, len(names) * len(datasets), table.title, source, len(datasets)) as axes:
         for i, name in enumerate(names):
             for axis, dataset in zip(axes[i * len(datasets) :], datasets, strict=False):
-                values = {
-                    row[1]: row[table.get_column_index(name)]
-                    for row in table.rows
-                    if row[0] == dataset
-                }
+                column = table.get_column_index(name)
+                values = {row[1]: row[column] for row in table.rows if row[0] == dataset}
                 _draw_bar_panel(axis, values, METHOD_COLOURS)
                 axis.set(title=dataset, ylabel=name)
 
@@ -151,9 +112,8 @@ def draw_method_bars(
 def _draw_bar_panel(axis: Any, values: Mapping[Any, Any], colours: Mapping[str, str]) -> None:
     for i, (name, value) in enumerate(values.items()):
         if isinstance(value, SeedInterval):
-            axis.bar(
-                i, value.mean, yerr=value.half or 0.0, color=colours.get(name, "#0072B2"), capsize=2
-            )
+            colour = colours.get(name, "#0072B2")
+            axis.bar(i, value.mean, yerr=value.half or 0.0, color=colour, capsize=2)
         else:
             axis.text(i, 0, " not yet run", rotation=90, fontsize=7, ha="center", va="bottom")
     axis.set_xticks(range(len(values)), [str(name) for name in values], rotation=40, ha="right")
@@ -169,31 +129,19 @@ def draw_ablation(grid: FinishedRuns, table: PaperTable, path: Path, source: Pro
     }
     rows = {row[0]: row for row in table.rows if row[1] == chosen[row[0]]}
     both = {"with stop": "accuracy %", "without": "without stop %"}
+    parts = {"per joule": "acc/kJ without, % of with", "per byte": "acc/GB without, % of with"}
+    names = {"with stop": "flrce", "without": "flrce-no-stop"}
+    colours = {name: METHOD_COLOURS[method] for name, method in names.items()}
+
+    def select(label: str, columns: Mapping[str, str]) -> dict[str, Any]:
+        row = rows[label]
+        return {name: row[table.get_column_index(column)] for name, column in columns.items()}
+
     with open_panels(path, 2 * len(labels), table.title, source, len(labels)) as axes:
-        for i, label in enumerate(labels):
-            colours = {
-                "with stop": METHOD_COLOURS["flrce"],
-                "without": METHOD_COLOURS["flrce-no-stop"],
-            }
-            _draw_bar_panel(
-                axes[i],
-                {
-                    name: rows[label][table.get_column_index(column)]
-                    for name, column in both.items()
-                },
-                colours,
-            )
-            axes[i].set(title=label, ylabel="accuracy, %")
-            parts = {"joule": "acc/kJ without, % of with", "byte": "acc/GB without, % of with"}
-            lower = axes[len(labels) + i]
-            _draw_bar_panel(
-                lower,
-                {
-                    f"per {name}": rows[label][table.get_column_index(column)]
-                    for name, column in parts.items()
-                },
-                {},
-            )
+        for upper, lower, label in zip(axes, axes[len(labels) :], labels, strict=False):
+            _draw_bar_panel(upper, select(label, both), colours)
+            upper.set(title=label, ylabel="accuracy, %")
+            _draw_bar_panel(lower, select(label, parts), {})
             lower.axhline(100, color="#999999", linewidth=0.8, linestyle=":")
             lower.set(ylabel="efficiency without, % of with stop")
 
@@ -205,21 +153,12 @@ def draw_thresholds(grid: FinishedRuns, table: PaperTable, path: Path, source: P
     with open_panels(path, len(names) * len(labels), table.title, source, len(labels)) as axes:
         for i, name in enumerate(names):
             for axis, label in zip(axes[i * len(labels) :], labels, strict=False):
-                found = [
-                    (row[1], row[table.get_column_index(name)])
-                    for row in table.rows
-                    if row[0] == label
-                ]
-                found = [(psi, value) for psi, value in found if isinstance(value, SeedInterval)]
-                x, y = [psi for psi, _ in found], [value.mean for _, value in found]
-                axis.errorbar(
-                    x,
-                    y,
-                    [v.half or 0.0 for _, v in found],
-                    marker="o",
-                    color=METHOD_COLOURS["flrce"],
-                    capsize=2,
-                )
+                column = table.get_column_index(name)
+                cells = [(row[1], row[column]) for row in table.rows if row[0] == label]
+                means = {psi: x for psi, x in cells if isinstance(x, SeedInterval)}
+                y, half = [v.mean for v in means.values()], [v.half or 0.0 for v in means.values()]
+                style: Any = {"marker": "o", "color": METHOD_COLOURS["flrce"], "capsize": 2}
+                axis.errorbar(list(means), y, half, **style)
                 axis.set(title=label, xlabel="psi", ylabel=name)
 
 
@@ -231,8 +170,7 @@ def draw_motivation(grid: FinishedRuns, table: PaperTable, path: Path, source: P
             for regime, style in (("iid", "--"), (grid.regime, "-")):
                 points = mean_accuracy_curve(grid.get_runs(dataset, method, regime, T), T)
                 if points:
-                    _draw_line(
-                        axis, points, color=METHOD_COLOURS[method], label=regime, linestyle=style
-                    )
+                    colour = METHOD_COLOURS[method]
+                    _draw_line(axis, points, color=colour, label=regime, linestyle=style)
                     axis.legend(fontsize=7, frameon=False)
             axis.set(title=method, xlabel="round", ylabel="mean validation accuracy, %")

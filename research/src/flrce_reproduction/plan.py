@@ -2,6 +2,7 @@
 directory of its own.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,26 +17,14 @@ from flrce_reproduction import paper
 #: differ until it stops
 TRAINED_METHODS = ("fedavg", *paper.BASELINES, "flrce-no-stop")
 SHOWN_METHODS = (*paper.BASELINES, "flrce", "fedavg", "flrce-no-stop")
+# these need every method
 ALL_METHOD_TARGETS = (
-    "table3",
-    "fig-accuracy",
-    "fig-energy",
-    "fig-bandwidth",
-    "fig-efficiency",
-    "wide",
-    "claims",
-)  # need every method
-STOP_ONLY_TARGETS = ("table4", "fig-ablation")  # need flrce-no-stop only
+    *("table3", "fig-accuracy", "fig-energy", "fig-bandwidth", "fig-efficiency", "claims"),
+)
+STOP_ONLY_TARGETS = ("table4", "fig-ablation")  # these need flrce-no-stop only
 TARGETS = (
-    "table3",
-    "table4",
-    "fig-accuracy",
-    "fig-energy",
-    "fig-bandwidth",
-    "fig-efficiency",
-    "fig-ablation",
-    "fig-motivation",
-    "wide",
+    *("table3", "table4", "fig-accuracy", "fig-energy", "fig-bandwidth", "fig-efficiency"),
+    *("fig-ablation", "fig-motivation"),
 )
 REGIMES = ("dirichlet", "quantity")
 DIRICHLET_ALPHA = 0.1
@@ -59,10 +48,8 @@ class FederationScale:
         return value * self.per_round / 10
 
 
-PAPER, QUICK = (
-    FederationScale(),
-    FederationScale(clients=20, per_round=4, rounds=12, epochs=2, motivation=4),
-)
+PAPER = FederationScale()
+QUICK = FederationScale(clients=20, per_round=4, rounds=12, epochs=2, motivation=4)
 
 
 @dataclass(frozen=True)
@@ -104,12 +91,9 @@ class ReproductionRequest:
     regimes: tuple[str, ...]
     seeds: tuple[int, ...]
     scale: FederationScale = PAPER
-    rates: Mapping[str, float] = field(
-        default_factory=dict
-    )  # learning rates other than the paper's
-    search: tuple[
-        float, ...
-    ] = ()  # rates to try, for the target `rates`; without any, decades around the paper's
+    rates: Mapping[str, float] = field(default_factory=dict)  # other than the paper's
+    # learning rates to try, for the target `rates`; without any, decades around the paper's
+    search: tuple[float, ...] = ()
     device: str = "auto"
     workers: int | str = "auto"
     networks: Mapping[str, str] = field(default_factory=dict)  # other than the released code's
@@ -139,9 +123,8 @@ class ReproductionRequest:
 
     def list_search_rates(self, dataset: str) -> tuple[float, ...]:
         """The learning rates to try on a data set."""
-        return tuple(sorted(self.search)) or tuple(
-            round(get_paper_rate(dataset) * 10.0**k, 12) for k in range(-1, 3)
-        )
+        rate = get_paper_rate(dataset)
+        return tuple(sorted(self.search)) or tuple(round(rate * 10.0**k, 12) for k in range(-1, 3))
 
     def format_command(self, target: str, regime: str = "") -> str:
         """The command line that makes one table again; DIR stands for folders of the user's. No
@@ -151,17 +134,13 @@ class ReproductionRequest:
         words += ["--data DIR --out DIR"]
         words += ["--seeds", format_seed_ranges(self.seeds)]
         words += ["--quick"] if self.scale == QUICK else ["--datasets", ",".join(self.datasets)]
-        words += (
-            ["--lr", ",".join(f"{name}={lr:g}" for name, lr in self.rates.items())]
-            if self.rates
-            else []
-        )
-        words += (
-            ["--network", ",".join(f"{one}={name}" for one, name in self.networks.items())]
-            if self.networks
-            else []
-        )
-        words += ["--rates", ",".join(f"{lr:g}" for lr in self.search)] if self.search else []
+        options = {
+            "--lr": [f"{name}={lr:g}" for name, lr in self.rates.items()],
+            "--network": [f"{dataset}={name}" for dataset, name in self.networks.items()],
+            "--rates": [f"{lr:g}" for lr in self.search],
+        }
+        for option, values in options.items():
+            words += [option, ",".join(values)] if values else []
         if self.scale not in (PAPER, QUICK):
             words.append(f"(from Python, with {self.scale})")
         return " ".join(words)
@@ -180,20 +159,18 @@ class ReproductionRequest:
         another network does.
         """
         lr = self.get_learning_rate(dataset) if lr is None else lr
-        T = rounds or self.scale.rounds
-        scheme = (
-            "iid"
-            if regime == "iid"
-            else choose_partition_scheme(dataset, regime, facts, self.scale.clients)
-        )
+        scale, network = self.scale, self.get_network(dataset)
+        T, scheme = rounds or scale.rounds, regime
+        if regime != "iid":
+            scheme = choose_partition_scheme(dataset, regime, facts, scale.clients)
         tables: dict[str, Any] = {
             "seed": seed,
             "rounds": T,
-            "clients": self.scale.clients,
-            "per_round": self.scale.per_round,
+            "clients": scale.clients,
+            "per_round": scale.per_round,
             "data": {"name": dataset, "partition": scheme, "alpha": DIRICHLET_ALPHA},
-            "model": {"name": self.get_network(dataset)},
-            "train": {"batch": get_batch_size(dataset), "epochs": self.scale.epochs, "lr": lr},
+            "model": {"name": network},
+            "train": {"batch": get_batch_size(dataset), "epochs": scale.epochs, "lr": lr},
             "recipe": get_recipe_settings(method),
             "engine": {
                 "device": self.device,
@@ -202,15 +179,9 @@ class ReproductionRequest:
             },
         }
         experiment = Experiment.from_tables(tables, f"{dataset}, {method}")
-        other = (
-            ""
-            if self.get_network(dataset) == get_released_network(dataset)
-            else f"-{self.get_network(dataset)}"
-        )
-        first = (
-            f"{dataset}{other}" if lr == get_paper_rate(dataset) else f"{dataset}{other}-lr-{lr:g}"
-        )
-        last = method if self.scale.rounds == T else f"{method}-{T}-rounds"
+        first = dataset if network == get_released_network(dataset) else f"{dataset}-{network}"
+        first += "" if lr == get_paper_rate(dataset) else f"-lr-{lr:g}"
+        last = method if scale.rounds == T else f"{method}-{T}-rounds"
         return PaperCell(dataset, regime, method, seed, experiment, f"{first}/{regime}/{last}")
 
 
@@ -242,10 +213,8 @@ def get_batch_size(dataset: str) -> int:
 
 #: settings with which a method is what the paper says of it, where the catalogue's default is not
 PAPER_RECIPE_SETTINGS: dict[str, dict[str, Any]] = {
-    "pyramidfl": {
-        "preset": "flrce",
-        "overcommit": 1.0,
-    },  # slow clients train fewer epochs; P clients take part
+    # slow clients train fewer epochs; P clients take part
+    "pyramidfl": {"preset": "flrce", "overcommit": 1.0},
     "flrce": {"preset": "paper"},  # Algorithm 1 as printed
     "flrce-no-stop": {"preset": "paper"},
 }
@@ -284,40 +253,34 @@ def plan_cells(request: ReproductionRequest, facts: Mapping[str, DatasetSizes]) 
     """Every cell that the request needs of the data sets that are there, each once, seeds of a
     method together.
     """
-    found: dict[str, PaperCell] = {}
+    cells: dict[str, PaperCell] = {}
     for cell in _list_needed_cells(request, facts):
-        found.setdefault(cell.name, cell)
-    return list(found.values())
+        cells.setdefault(cell.name, cell)
+    return list(cells.values())
 
 
 def _list_needed_cells(
     request: ReproductionRequest, facts: Mapping[str, DatasetSizes]
 ) -> list[PaperCell]:
-    here = [name for name in request.datasets if name in facts]
-    grid: list[PaperCell] = []
-    for dataset in here:
-        for regime in request.regimes:
-            for method in _list_needed_methods(request.targets):
-                grid += [
-                    request.build_cell(dataset, regime, method, seed, facts[dataset])
-                    for seed in request.seeds
-                ]
-            for lr in request.list_search_rates(dataset) if "rates" in request.targets else ():
-                grid += [
-                    request.build_cell(dataset, regime, "fedavg", seed, facts[dataset], lr=lr)
-                    for seed in request.seeds
-                ]
-    if {"fig-motivation", "claims"} & {*request.targets} and (
-        dataset := request.motivation_dataset
-    ) in here:
-        T = request.scale.motivation
+    datasets = [name for name in request.datasets if name in facts]
+    targets, cells = {*request.targets}, []
+
+    def add(dataset: str, regime: str, method: str, **changed: Any) -> None:
+        sizes = facts[dataset]
+        for seed in request.seeds:
+            cells.append(request.build_cell(dataset, regime, method, seed, sizes, **changed))
+
+    for dataset, regime in itertools.product(datasets, request.regimes):
+        for method in _list_needed_methods(request.targets):
+            add(dataset, regime, method)
+        for lr in request.list_search_rates(dataset) if "rates" in targets else ():
+            add(dataset, regime, "fedavg", lr=lr)
+    motivated = request.motivation_dataset
+    if {"fig-motivation", "claims"} & targets and motivated in datasets:
         for regime in ("iid", *request.regimes):
             for method in filter_available_methods(tuple(paper.MOTIVATION_RATIOS)):
-                grid += [
-                    request.build_cell(dataset, regime, method, seed, facts[dataset], T)
-                    for seed in request.seeds
-                ]
-    return grid
+                add(motivated, regime, method, rounds=request.scale.motivation)
+    return cells
 
 
 def _list_needed_methods(targets: Sequence[str]) -> tuple[str, ...]:

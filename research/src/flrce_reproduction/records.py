@@ -77,9 +77,8 @@ class PaperRun:
         rule = UpdateConflicts(psi)
         for i in range(len(self.history)):
             if why := rule(self.history[: i + 1]):
-                return replace(
-                    self, history=(*self.history[:i], replace(self.history[i], stop=why))
-                )
+                last = replace(self.history[i], stop=why)
+                return replace(self, history=(*self.history[:i], last))
         return self
 
 
@@ -88,18 +87,13 @@ def explain_difference(stored: Mapping[str, Any], wanted: Experiment) -> str:
     not. How often the model is evaluated decides nothing: no cell has a rule that reads it.
     """
     try:
-        found, asked = (
-            flatten_tables(Experiment.from_tables(dict(stored), trust=NOTHING).model_dump()),
-            flatten_tables(wanted.model_dump()),
-        )
+        experiment = Experiment.from_tables(dict(stored), trust=NOTHING)
     except BadInput as why:
         return str(why)
-    changed = [
-        key
-        for key in sorted({*found, *asked} - {*NEUTRAL_SETTINGS, "engine.eval_every"})
-        if found.get(key) != asked.get(key)
-    ]
-    return "; ".join(f"{key} {found.get(key)} instead of {asked.get(key)}" for key in changed[:3])
+    kept, asked = flatten_tables(experiment.model_dump()), flatten_tables(wanted.model_dump())
+    keys = sorted({*kept, *asked} - {*NEUTRAL_SETTINGS, "engine.eval_every"})
+    changed = [key for key in keys if kept.get(key) != asked.get(key)]
+    return "; ".join(f"{key} {kept.get(key)} instead of {asked.get(key)}" for key in changed[:3])
 
 
 def read_cell_run(cell: PaperCell, out: Path) -> PaperRun | None:
@@ -115,15 +109,12 @@ def read_cell_run(cell: PaperCell, out: Path) -> PaperRun | None:
             f"{folder} holds another experiment: {why}; name another --out, or run it anew with"
             " --again"
         )
-    history = tuple(
-        _to_record(row)
-        for row in parse_lines(read_lines(folder / "rounds.jsonl", marks), "rounds.jsonl")
-    )
+    lines = parse_lines(read_lines(folder / "rounds.jsonl", marks), "rounds.jsonl")
+    history = tuple(map(_to_record, lines))
     if not is_finished(history, cell.experiment.rounds) or not (folder / "summary.json").is_file():
         return None
-    summary = parse_document(
-        read_sealed_file(folder / "summary.json", marks), folder / "summary.json"
-    )
+    path = folder / "summary.json"
+    summary = parse_document(read_sealed_file(path, marks), path)
     versions = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
     return PaperRun(
         cell.name,
@@ -164,16 +155,12 @@ def write_records(runs: Iterable[PaperRun], folder: Path) -> None:
         dataset, regime = run.cell.split("/")[:2]
         line: dict[str, Any] = asdict(replace(run, history=()))
         line["history"] = {name: [getattr(h, name) for h in run.history] for name in KEPT_FIELDS}
-        files.setdefault(f"{dataset}-{regime}.jsonl.gz", []).append(
-            json.dumps(line, separators=(",", ":"))
-        )
+        text = json.dumps(line, separators=(",", ":"))
+        files.setdefault(f"{dataset}-{regime}.jsonl.gz", []).append(f"{text}\n")
     folder.mkdir(parents=True, exist_ok=True)
     for name, lines in files.items():
-        write_atomically(
-            folder / name,
-            gzip.compress("".join(f"{line}\n" for line in lines).encode(), mtime=0),
-            BY_UMASK,
-        )
+        packed = gzip.compress("".join(lines).encode(), mtime=0)
+        write_atomically(folder / name, packed, BY_UMASK)
 
 
 def read_records(folder: Path) -> dict[str, PaperRun]:
@@ -198,10 +185,8 @@ def read_records(folder: Path) -> dict[str, PaperRun]:
 
 def write_dataset_sizes(facts: Mapping[str, DatasetSizes], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    table = {
-        name: asdict(found)
-        for name, found in sorted({**read_stored_sizes(folder), **facts}.items())
-    }
+    sizes = {**read_stored_sizes(folder), **facts}
+    table = {name: asdict(size) for name, size in sorted(sizes.items())}
     write_atomically(folder / "data.json", (json.dumps(table, indent=1) + "\n").encode(), BY_UMASK)
 
 
