@@ -19,12 +19,12 @@ TRAINED_METHODS = ("fedavg", *paper.BASELINES, "flrce-no-stop")
 SHOWN_METHODS = (*paper.BASELINES, "flrce", "fedavg", "flrce-no-stop")
 # these need every method
 ALL_METHOD_TARGETS = (
-    *("table3", "fig-accuracy", "fig-energy", "fig-bandwidth", "fig-efficiency", "claims"),
+    *("table3", "fig-accuracy", "fig-energy", "fig-bandwidth", "fig-efficiency", "wide", "claims"),
 )
 STOP_ONLY_TARGETS = ("table4", "fig-ablation")  # these need flrce-no-stop only
 TARGETS = (
     *("table3", "table4", "fig-accuracy", "fig-energy", "fig-bandwidth", "fig-efficiency"),
-    *("fig-ablation", "fig-motivation"),
+    *("fig-ablation", "fig-motivation", "wide"),
 )
 REGIMES = ("dirichlet", "quantity")
 DIRICHLET_ALPHA = 0.1
