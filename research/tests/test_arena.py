@@ -16,7 +16,7 @@ from flrce.errors import BadInput
 from flrce.methods.stopping.budget import Patience
 from flrce.methods.stopping.marginal_gain import MarginalGain
 from flrce.simulation import runs
-from flrce_arena import job, machine, page, records
+from flrce_arena import execute, job, machine, page, records
 from flrce_arena.execute import get_executor
 from flrce_arena.leaderboard import (
     build_leaderboard,
@@ -631,21 +631,16 @@ def test_stacks_hold_what_trains_alike():
 def test_processes_of_this_machine_give_the_same(tmp_path):
     """Cells in a process of their own, and others as a stack, against this process."""
     plan = ArenaPlan.from_tables({**TABLES, "tuning": {}, "tasks": {"labels": ONE}})
-    cells = [cell for lot in lots_of(plan, "cpu") for cell in lot.cells]
-    alone = {
-        cell.label: machine._run_single_cell(
-            cell, str(tmp_path / "alone"), runs.make_cached_reader()
-        )
-        for cell in cells
-    }
-    both = [*lots_of(plan, "cpu"), *lots_of(plan, "cuda")]
-    ended = list(machine.run_cell_batches(both, tmp_path, {"cpu": 1, "cuda": 1}, "cpu"))
-    assert len(ended) == 2 * len(cells)
-    exact = [p == alone[cell.label] for cell, p in ended]
-    assert sum(exact) >= len(cells)  # those of one core; a stack adds in another order
-    for cell, p in ended:
-        assert p.final_value == pytest.approx(alone[cell.label].final_value, abs=0.02)
-        assert p.rounds["bytes_up"] == alone[cell.label].rounds["bytes_up"]
+    batches = lots_of(plan, "cpu")
+    cells = [cell for batch in batches for cell in batch.cells]
+    alone = {cell.label: execute.run_cell(cell, str(tmp_path / cell.folder)) for cell in cells}
+    ended = list(execute.run_cell_batches(batches, tmp_path / "processes", 2))
+    assert {cell.label: p for cell, p in ended} == alone
+    for batch in lots_of(plan, "cuda"):
+        for cell, p in zip(batch.cells, execute.run_stack(batch.cells, "cpu"), strict=True):
+            # a stack adds in another order
+            assert p.final_value == pytest.approx(alone[cell.label].final_value, abs=0.02)
+            assert p.rounds["bytes_up"] == alone[cell.label].rounds["bytes_up"]
 
 
 def test_jobs_elsewhere_give_the_same(tmp_path):

@@ -7,8 +7,9 @@ import time
 import pytest
 
 from flrce.config.experiment import ModelSection
-from flrce_arena import job, machine
-from flrce_arena.execute import get_executor
+from flrce_arena import job
+from flrce_arena.execute import get_executor, run_cell_batches
+from flrce_arena.machine import CellBatch
 from flrce_arena.plan import ArenaPlan
 
 SMALL = {"rounds": 30, "clients": 6, "per_round": 3, "engine": {"workers": 1}}
@@ -67,11 +68,7 @@ def test_a_stack_that_fails_costs_one_cell(tmp_path, monkeypatch):
     deadly = cells[3].experiment.model_copy(update={"model": ModelSection(name="deadly:Net")})
     cells[0] = dataclasses.replace(cells[0], experiment=broken)
     cells[3] = dataclasses.replace(cells[3], experiment=deadly)
-    ended = list(
-        machine.run_cell_batches(
-            [machine.CellBatch(tuple(cells), "cuda")], tmp_path, {"cuda": 1}, "cpu"
-        )
-    )
+    ended = list(run_cell_batches([CellBatch(tuple(cells), "cpu")], tmp_path, 1))
     assert len(ended) == len(cells)
     why = {cell.label: p for cell, p in ended if isinstance(p, str)}
     assert set(why) == {cells[0].label, cells[3].label}
