@@ -43,9 +43,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from flrce.devices.costs import training_flops
+from flrce.devices.flops import TrafficCounter
 from flrce.models.nets import build_network
 
 #: network -> (shape of a sample, outputs)
@@ -69,20 +69,6 @@ MODELS = {
     "timed": ("seconds", "bytes", "flops"),
 }
 QUANTITIES = ("seconds", "flops", "operations", "bytes", "tensors", "one")
-#: operations that only look at a tensor another way: nothing is launched for them
-VIEWS = (
-    "view",
-    "detach",
-    "t.default",
-    "expand",
-    "alias",
-    "as_strided",
-    "unsqueeze",
-    "transpose",
-    "slice",
-    "permute",
-    "select",
-)
 FAKE_WATTS = (2.0, 5.0)  # of time, of processor time
 
 
@@ -200,33 +186,15 @@ def stepper(name, size, device):
     return step, sum(p.requires_grad for p in net.parameters())
 
 
-class Dispatched(TorchDispatchMode):
-    """Counts operations, and the bytes of what they read and write."""
-
-    def __init__(self):
-        super().__init__()
-        self.operations = self.bytes = 0
-
-    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
-        out = op(*args, **(kwargs or {}))
-        if not any(word in op.__name__ for word in VIEWS):
-            self.operations += 1
-            given = [*args, *(out if isinstance(out, tuple | list) else [out])]
-            self.bytes += sum(
-                x.numel() * x.element_size() for x in given if isinstance(x, torch.Tensor)
-            )
-        return out
-
-
 def counted(row, device="cpu"):
     """The row with its step's operations and bytes."""
     if "operations" in row:
         return row
     step, _ = stepper(row["net"], row["size"], device)
     step()  # what is made by the first step only
-    with Dispatched() as seen:
+    with TrafficCounter() as seen:
         step()
-    return {**row, "operations": seen.operations, "bytes": seen.bytes}
+    return {**row, "operations": seen.operations, "bytes": seen.moved_bytes}
 
 
 def measure(name, size, meter, device, lasts):

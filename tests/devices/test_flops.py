@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from flrce.devices.costs import inference_flops, training_flops
-from flrce.devices.flops import unroll_lstms
+from flrce.devices.flops import TrafficCounter, count_launches, unroll_lstms
 from flrce.models.nets import build_network
 
 V, E, H, L = 10, 8, 16, 5  # symbols, embedding, width, steps
@@ -98,3 +98,20 @@ def test_what_cannot_be_counted_is_told(caplog):
     with caplog.at_level(logging.WARNING, "flrce"):
         assert training_flops(Shift(), (4,)) == 0
     assert "FLOPs of Shift are unknown" in caplog.text
+
+
+@pytest.mark.parametrize("steps", [10, 25])
+def test_operations_of_a_recurrent_layer_grow_with_its_sequence(steps):
+    def count(length):
+        with TrafficCounter() as counter:
+            nn.LSTM(4, 6)(torch.randn(length, 3, 4))[0].sum().backward()
+        return counter.operations
+
+    # forward and back: at least two operations a step, more where torch has no call for all of them
+    assert count(2 * steps) - count(steps) >= 2 * steps
+    assert count(3 * steps) - count(2 * steps) == count(2 * steps) - count(steps)
+    x = torch.zeros(3, steps, 4)
+    batch_first = [x, [], 4, None, x, x, 2, 6, 0, 2, True]
+    assert count_launches("_cudnn_rnn", batch_first) == steps
+    assert count_launches("_cudnn_rnn", [*batch_first[:-1], False]) == 3
+    assert count_launches("mm", [x]) == 1

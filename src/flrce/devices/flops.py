@@ -2,7 +2,7 @@
 
 import copy
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +21,16 @@ VIEW_OPERATIONS = {"alias", "as_strided", "detach", "expand", "permute", "select
 VIEW_OPERATIONS |= {"squeeze", "t", "transpose", "unsqueeze", "view"}
 
 
+#: a whole sequence in one call: all its layers in cuDNN, one layer in oneDNN. Which argument says
+#: that the sequence is (N, L, inputs); None: it is (L, N, inputs)
+RECURRENT_OPERATIONS = {
+    "_cudnn_rnn": 10,
+    "_cudnn_rnn_backward": 14,
+    "mkldnn_rnn_layer": None,
+    "mkldnn_rnn_layer_backward": None,
+}
+
+
 @dataclass(frozen=True)
 class StepTraffic:
     """How many operations are launched, and the bytes that they read and write."""
@@ -33,7 +43,9 @@ NO_TRAFFIC = StepTraffic()
 
 
 class TrafficCounter(TorchDispatchMode):
-    """Counts operations as they are dispatched, and the bytes of their arguments and results."""
+    """Counts operations as they are dispatched, and the bytes of their arguments and results. A
+    recurrent layer in one call counts as one operation for each step of its sequence.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,11 +53,21 @@ class TrafficCounter(TorchDispatchMode):
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = op(*args, **(kwargs or {}))
-        if op.__name__.split(".")[0] not in VIEW_OPERATIONS:
-            self.operations += 1
+        name = op.__name__.split(".")[0]
+        if name not in VIEW_OPERATIONS:
+            self.operations += count_launches(name, args)
             moved = [*args, *(out if isinstance(out, tuple | list) else [out])]
             self.moved_bytes += sum(x.nbytes for x in moved if isinstance(x, Tensor))
         return out
+
+
+def count_launches(name: str, args: Sequence[Any]) -> int:
+    """How many launches follow one another in an operation: the steps of a sequence, or one."""
+    if name not in RECURRENT_OPERATIONS or args[0].dim() < 3:  # packed sequences are flat
+        return 1
+    place = RECURRENT_OPERATIONS[name]
+    batch_first = place is not None and bool(args[place])
+    return int(args[0].shape[1 if batch_first else 0])
 
 
 @contextmanager
