@@ -1,7 +1,7 @@
 """Do cosines with a client's old update say less about it than orthogonal distances do?
 
     python research/studies/stale_relations.py run --datasets digits,femnist --data DIR --seeds 0-4
-    python research/studies/stale_relations.py table
+    python research/studies/stale_relations.py table --page research/docs/relations.md
 
 The paper (section 3.2) compares a fresh update u_p with an old one, u_q of t - m, by the change of
 an orthogonal distance, because the cosine "can diverge drastically from the real value", which is
@@ -37,6 +37,7 @@ from flrce.models.flat import make_layout, pack_model, unpack_model
 from flrce.models.nets import build_network
 from flrce.rng import make_stream
 from flrce_reproduction.execute import load_dataset
+from flrce_reproduction.page import fill_page
 from flrce_reproduction.tables import SeedInterval, paired_difference
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "relations"
@@ -220,6 +221,16 @@ FIGURES = {  # heading, key, scale, digits
 
 def build_tables(lines: list[dict[str, Any]]) -> str:
     """All ranges of staleness, then the two questions: does the error grow, is eq. 6 better?"""
+    return "\n".join([*_list_estimates(lines), "", *_compare_estimates(lines), ""])
+
+
+def build_summary(lines: list[dict[str, Any]]) -> str:
+    """The same for all pairs together."""
+    whole = [line for line in lines if (line["low"], line["high"]) == (2, ROUNDS)]
+    return "\n".join([*_list_estimates(whole), "", *_compare_estimates(lines), ""])
+
+
+def _list_estimates(lines: list[dict[str, Any]]) -> list[str]:
     text = ["| data, regime | rounds old | pairs | estimate | " + " | ".join(FIGURES) + " |"]
     text.append("|---|---|---|---|" + "---|" * len(FIGURES))
     cells = sorted({(x["dataset"], x["regime"], x["low"], x["high"]) for x in lines})
@@ -234,8 +245,7 @@ def build_tables(lines: list[dict[str, Any]]) -> str:
                 value = SeedInterval.from_values(scale * x[name][key] for x in mine.values())
                 row.append(value.format_interval(digits) if value else "")
             text.append(f"| {' | '.join(row)} |")
-    text += ["", *_compare_estimates(lines), ""]
-    return "\n".join(text)
+    return text
 
 
 def _compare_estimates(lines: list[dict[str, Any]]) -> Iterator[str]:
@@ -272,8 +282,11 @@ def _compare_estimates(lines: list[dict[str, Any]]) -> Iterator[str]:
 
 def table(options: argparse.Namespace) -> None:
     rows = (options.out / "stale.jsonl").read_text().splitlines()
-    text = build_tables([json.loads(row) for row in rows])
+    lines = [json.loads(row) for row in rows]
+    text = build_tables(lines)
     (options.out / "stale.md").write_text(text)
+    if options.page:
+        fill_page(options.page, {"relations": build_summary(lines)})
     print(text)
 
 
@@ -285,6 +298,7 @@ def main() -> None:
     parser.add_argument("--seeds", default="0-4")
     parser.add_argument("--data", type=Path, help="folder of prepared data sets")
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--page", type=Path, help="a page with a mark for the table")
     options = parser.parse_args()
     {"run": run, "table": table}[options.command](options)
 
