@@ -40,7 +40,7 @@ def test_a_rise_is_never_denied() -> None:
             for gain in (-1.0, 0.0, 0.2, 1.5, 2.5):
                 text = format_stop_reason(estimate(gain, 0.1, alive, by))
                 assert "at most" not in text
-                assert ("has learnt nothing" in text) == (not alive and gain <= 0.1)
+                assert ("has not improved measurably" in text) == (not alive and gain <= 0.1)
 
 
 @pytest.mark.parametrize("gain", [-3.0, -2.0, -0.4, 0.0, 0.4, 1.9, 2.1, 2.45])
@@ -57,7 +57,7 @@ def test_a_change_is_measured_where_its_range_leaves_out_zero(gain: float, error
 def test_a_run_that_has_learnt_nothing_is_called_that_with_a_cause() -> None:
     for by, source in (("evaluations", "evaluations"), ("reports", "clients' reports")):
         text = format_stop_reason(estimate(0.0, 0.1, False, by))
-        assert text.startswith(f"the model has learnt nothing in 40 rounds, by {source}; likely")
+        assert text.startswith(f"the model has not improved measurably in 40 rounds, by {source}: it learnt in its first")
 
 
 def test_metrics_that_are_no_shares_have_no_points() -> None:

@@ -9,7 +9,7 @@ from flrce.storage.read import RecordedRun
 
 PREDICTED_GAIN_PATTERN = re.compile(
     r"[Pp]redicted .* from doubling the rounds|no improvement over (the last )?\d+ (eval|rounds)"
-    r"|the model has learnt nothing in"
+    r"|the model has (learnt nothing|not improved measurably) in"
 )
 EARLIER_STOP_PATTERN = re.compile(  # a stop by predicted gain, as earlier versions recorded it
     r"twice the rounds would bring at most [^<]*< (?P<price>[\d.e+]+)|no rise to be seen|no better"

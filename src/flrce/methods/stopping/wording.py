@@ -58,10 +58,14 @@ def describe_prediction(prediction: Prediction, price: float, scale: MetricScale
     'Predicted MAE reduction from doubling the rounds: 0.042 (0.0105 to 0.0735); your price is 0.1'
     >>> describe_prediction((0.84, 0.21, 1.47), 2.0, MetricScale("perplexity", True, 3.2))
     'Predicted Perplexity reduction from doubling the rounds: 0.8 % (0.2 to 1.5); your price is 2'
+    >>> describe_prediction((2.4667, -0.7, 5.6), 2.0, MetricScale())
+    'Predicted gain from doubling the rounds: 2.5 points (-0.7 to 5.6); your price is 2'
     """
     middle, low, high = prediction
     what = "gain" if scale.in_points else f"{scale.name} {'reduction' if scale.lower else 'gain'}"
-    digits = next((d for d in (1, 2, 3) if round(middle, d) < price), 4)  # 1.96 of 2 is not "2.0"
+    digits = 1
+    if middle < price:  # 1.96 of 2 is not "2.0"
+        digits = next((d for d in (1, 2, 3) if round(middle, d) < price), 4)
     amount = scale.format_amount(middle, digits)
     ends = f"{scale.format_number(low)} to {scale.format_number(high)}"
     limit = f"{scale.to_unit(price):.3g}"
@@ -99,9 +103,10 @@ def describe_evidence(measured: MeasuredGain, by: str) -> str:
 
 
 def describe_no_learning(t: int, by: str) -> str:
-    """A run that is no better than at its start."""
+    """A run that is no better than in its first rounds."""
     source = "clients' reports" if by == "reports" else "evaluations"
     return (
-        f"the model has learnt nothing in {t} rounds, by {source}; likely causes: a learning rate"
-        " that is too small or too large, or wrong labels"
+        f"the model has not improved measurably in {t} rounds, by {source}: it learnt in its first"
+        " rounds, or not at all; likely causes of the latter: a learning rate that is too small or"
+        " too large, or wrong labels"
     )
