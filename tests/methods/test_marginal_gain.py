@@ -111,7 +111,9 @@ def test_the_dead_are_given_ten_sweeps_and_then_named():
     tau = ends(MarginalGain(), flat)
     assert 50 <= tau <= 60
     reason = MarginalGain()(flat[:tau])
-    assert reason.startswith(f"the model has not improved measurably in {tau} rounds, by clients' reports")
+    assert reason.startswith(
+        f"the model has not improved measurably in {tau} rounds, by clients' reports"
+    )
     assert "learning rate" in reason
 
 

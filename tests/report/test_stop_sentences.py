@@ -57,7 +57,9 @@ def test_a_change_is_measured_where_its_range_leaves_out_zero(gain: float, error
 def test_a_run_that_has_learnt_nothing_is_called_that_with_a_cause() -> None:
     for by, source in (("evaluations", "evaluations"), ("reports", "clients' reports")):
         text = format_stop_reason(estimate(0.0, 0.1, False, by))
-        assert text.startswith(f"the model has not improved measurably in 40 rounds, by {source}: it learnt in its first")
+        assert text.startswith(
+            f"the model has not improved measurably in 40 rounds, by {source}: it learnt in its first"
+        )
 
 
 def test_metrics_that_are_no_shares_have_no_points() -> None:
