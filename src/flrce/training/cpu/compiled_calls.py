@@ -51,17 +51,13 @@ def _are_plain_tensors(*tensors: Any) -> bool:
     """
     if torch.is_autocast_enabled("cpu") or get_saved_tensor_hooks(False) is not None:
         return False
-    for x in tensors:
-        plain = type(x) is Tensor or isinstance(x, nn.Parameter)
-        if (
-            not plain
-            or is_wrapped(x)
-            or x.dtype != torch.float32
-            or x.device.type != "cpu"
-            or x.layout != torch.strided
-        ):
-            return False
-    return True
+    return all(map(_is_plain_tensor, tensors))
+
+
+def _is_plain_tensor(x: Any) -> bool:
+    if not (type(x) is Tensor or isinstance(x, nn.Parameter)) or is_wrapped(x):
+        return False
+    return (x.dtype, x.device.type, x.layout) == (torch.float32, "cpu", torch.strided)
 
 
 def call_linear(input: Any, weight: Any, bias: Any = None, **more: Any) -> Tensor | None:
@@ -77,13 +73,9 @@ def call_linear(input: Any, weight: Any, bias: Any = None, **more: Any) -> Tenso
 
 def call_gelu(input: Any, *, approximate: str = "none", **more: Any) -> Tensor | None:
     """F.gelu"""
-    if (
-        more
-        or approximate != "none"
-        or not torch.is_grad_enabled()
-        or not _are_plain_tensors(input)
-        or input.numel() < MIN_VALUES
-    ):
+    if more or approximate != "none" or not torch.is_grad_enabled():
+        return None
+    if not _are_plain_tensors(input) or input.numel() < MIN_VALUES:
         return None
     return cast(Tensor, Gelu.apply(input))
 
@@ -99,27 +91,16 @@ def call_attention(
     enable_gqa: bool = False,
 ) -> Tensor | None:
     """F.scaled_dot_product_attention"""
-    if (
-        attn_mask is not None
-        or dropout_p
-        or enable_gqa
-        or not _are_plain_tensors(query, key, value)
-    ):
+    odd = attn_mask is not None or dropout_p or enable_gqa
+    if odd or not _are_plain_tensors(query, key, value) or not query.dim() == key.dim() == 4:
         return None
-    if (
-        not query.dim() == key.dim() == 4
-        or key.shape != value.shape
-        or query.shape[:2] != key.shape[:2]
-    ):
+    if key.shape != value.shape or query.shape[:2] != key.shape[:2]:
         return None
     L, S, D = query.shape[2], key.shape[2], query.shape[3]
     scale = D**-0.5 if scale is None else float(scale)
-    if (
-        key.shape[3] != D
-        or query.numel() < MIN_VALUES
-        or max(L, S) > MAX_ATTENDED_TOKENS
-        or scale <= 0
-    ):
+    if key.shape[3] != D or query.numel() < MIN_VALUES:
+        return None
+    if max(L, S) > MAX_ATTENDED_TOKENS or scale <= 0:
         return None
     near = [x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value)]
     return cast(Tensor, Attention.apply(*near, scale, is_causal, torch.is_grad_enabled()))
@@ -155,31 +136,22 @@ def call_multi_head_attention(
     if not alone or query.shape[-1] != embed_dim_to_check or embed_dim_to_check % num_heads:
         return None
     others = (bias_k, bias_v, key_padding_mask, *more.values())
-    if (
-        any(x is not None for x in others)
-        or add_zero_attn
-        or use_separate_proj_weight
-        or need_weights
-    ):
+    flags = (add_zero_attn, use_separate_proj_weight, need_weights, training and dropout_p)
+    if any(flags) or any(x is not None for x in others):
         return None
-    if (training and dropout_p) or is_causal != (
-        attn_mask is not None
-    ):  # a mask that is not causal, or a mistake
+    if is_causal != (attn_mask is not None):  # a mask that is not causal, or a mistake
         return None
     if query.numel() < MIN_VALUES or len(query) > MAX_ATTENDED_TOKENS:
         return None
     # nn.MultiheadAttention has turned samples first into tokens first
     turned = query.transpose(0, 1).is_contiguous()
     x = query.transpose(0, 1) if turned else query
-    qkv = _call_linear_or_torch(x, in_proj_weight, in_proj_bias).view(
-        *x.shape[:2], 3, num_heads, -1
-    )
+    qkv = _call_linear_or_torch(x, in_proj_weight, in_proj_bias)
+    qkv = qkv.view(*x.shape[:2], 3, num_heads, -1)
     # of (samples, heads, tokens, numbers)
     three = qkv.permute((2, 0, 3, 1, 4) if turned else (2, 1, 3, 0, 4))
     scale = (embed_dim_to_check // num_heads) ** -0.5
-    seen = cast(
-        Tensor, Attention.apply(three, None, None, scale, is_causal, torch.is_grad_enabled())
-    )
+    seen: Tensor = Attention.apply(three, None, None, scale, is_causal, torch.is_grad_enabled())
     seen = seen.permute((0, 2, 1, 3) if turned else (2, 0, 1, 3)).reshape(x.shape)
     out = _call_linear_or_torch(seen, out_proj_weight, out_proj_bias)
     return (out.transpose(0, 1) if turned else out), None
@@ -212,16 +184,15 @@ def find_widest_layer(net: nn.Module) -> int:
     code.
     """
     layers = [m for m in net.modules() if isinstance(m, nn.Linear | nn.MultiheadAttention)]
-    found = max(
-        (p.numel() for layer in layers for p in layer.parameters() if p.dim() == 2), default=0
-    )
-    if found < MIN_LAYER_WEIGHTS or not is_faster_here():
+    sizes = [p.numel() for layer in layers for p in layer.parameters() if p.dim() == 2]
+    widest = max(sizes, default=0)
+    if widest < MIN_LAYER_WEIGHTS or not is_faster_here():
         return 0
     try:
         load_library()
     except KernelUnavailable:
         return 0
-    return found
+    return widest
 
 
 def is_worth_compiling(weights: int, x: Tensor, n: int) -> bool:

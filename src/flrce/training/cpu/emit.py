@@ -17,18 +17,10 @@ def write_source(plan: Plan, machine: Processor) -> str:
     linear = {stage.weight for stage in plan.stages if stage.op == "linear"}
     where, floats = place_tensors(plan.layout.slots, linear, machine.lanes)
     frames = [plan_frame(plan.stages, s) for s in range(-1, len(plan.stages))]  # the samples' first
-    settings = [
-        Setting(
-            s,
-            stage,
-            tuple(frames[v + 1] for v in stage.sources),
-            frames[s + 1],
-            back,
-            where,
-            machine,
-        )
-        for s, (stage, back) in enumerate(zip(plan.stages, find_flows(plan.stages), strict=True))
-    ]
+    settings = []
+    for s, (stage, flows) in enumerate(zip(plan.stages, find_flows(plan.stages), strict=True)):
+        origins = tuple(frames[v + 1] for v in stage.sources)
+        settings.append(Setting(s, stage, origins, frames[s + 1], flows, where, machine))
     widest = max(stage.middle[0] for stage in plan.stages)
     parts = [
         f"#define LANES {machine.lanes}",
@@ -55,22 +47,20 @@ def _write_products(it: Setting) -> list[str]:
             convolution.write_forward(stage, s, machine, reads),
             convolution.write_weight_gradient(stage, s, machine, reads, it.gradient_frame),
         ]
-        return (
-            [*parts, convolution.write_input_gradient(stage, s, machine, it.adds_to_gradient)]
-            if it.has_input_gradient
-            else parts
-        )
+        if it.has_input_gradient:
+            adds = it.adds_to_gradient
+            parts.append(convolution.write_input_gradient(stage, s, machine, adds))
+        return parts
     if stage.op == "linear":
         place = it.places[stage.weight]
         parts = [
             linear.write_forward(stage, s, machine, place),
             linear.write_weight_gradient(stage, s, machine, place),
         ]
-        return (
-            [*parts, linear.write_input_gradient(stage, s, machine, place, it.adds_to_gradient)]
-            if it.has_input_gradient
-            else parts
-        )
+        if it.has_input_gradient:
+            adds = it.adds_to_gradient
+            parts.append(linear.write_input_gradient(stage, s, machine, place, adds))
+        return parts
     return []
 
 
@@ -89,10 +79,7 @@ def _write_workspace(settings: list[Setting], logits: int, floats: int) -> str:
     """
     parts = [
         ("vec", "strip", "2 * LANES * tiles"),
-        ("float", "p", str(floats)),
-        ("float", "origin", str(floats)),
-    ]
-    parts += [
+        *(("float", name, str(floats)) for name in ("p", "origin")),
         ("float", "pull", str(max(1, len(settings[0].places)))),
         ("float", "loss", "LANES * tiles"),
     ]
@@ -100,10 +87,8 @@ def _write_workspace(settings: list[Setting], logits: int, floats: int) -> str:
         s, stage = it.s, it.stage
         tiles = "1" if s == 0 and stage.op == "conv" else "tiles"
         before = it.origins[0] if s == 0 else settings[s - 1].target
-        parts += [
-            ("vec", f"in{s}", f"{before.size} * {tiles}"),
-            ("vec", f"d{s}", f"{it.out_size} * tiles"),
-        ]
+        parts.append(("vec", f"in{s}", f"{before.size} * {tiles}"))
+        parts.append(("vec", f"d{s}", f"{it.out_size} * tiles"))
         if stage.op not in ("pool", "average", "sum"):
             parts += [("struct channel", f"c{s}", "1")]
         if stage.op == "group":
@@ -113,10 +98,8 @@ def _write_workspace(settings: list[Setting], logits: int, floats: int) -> str:
         if it.has_pool:
             parts += [("vec", f"best{s}", f"{it.out_size} * tiles")]
         if stage.op == "conv":
-            parts += [
-                ("vec", f"dy{s}", str(it.gradient_frame.size)),
-                ("vec", f"g{s}", str(it.places[stage.weight].pitch)),
-            ]
+            parts.append(("vec", f"dy{s}", str(it.gradient_frame.size)))
+            parts.append(("vec", f"g{s}", str(it.places[stage.weight].pitch)))
     parts += [("vec", f"in{len(settings)}", f"{logits} * tiles")]
     if aside := [it.inside_size for it in settings if it.needs_scratch]:
         parts += [("vec", "aside", str(max(aside)))]
@@ -175,10 +158,8 @@ def _write_step(settings: list[Setting], plan: Plan) -> str:
         up += [f"forward_{s}(n, b, first <= {stage.index});"]
         if stage.op == "conv" and stage.norm:
             bias = f"{it.address(stage.bias)}[i]" if stage.bias else "0"
-            begin += [
-                f"for (int i = 0; i < {stage.middle[0]}; i++) n->c{s}->start[i] = {bias} -"
-                f" {it.address(stage.norm.mean)}[i];"
-            ]
+            start = f"{bias} - {it.address(stage.norm.mean)}[i]"
+            begin += [f"for (int i = 0; i < {stage.middle[0]}; i++) n->c{s}->start[i] = {start};"]
         below = max(flow.below for flow in it.flows)
         needed = f"first <= {stage.index}" if stage.learns else f"first <= {below}"
         down = [f"if ({needed}) backward_{s}(n, b, step, first <= {below});", *down]

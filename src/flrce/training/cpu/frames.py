@@ -50,17 +50,14 @@ class Axis:
 
     @property
     def live(self) -> int:
-        return next(
-            (o for o in range(self.out) if o * self.stride - self.padding + self.kernel > 0),
-            self.out,
-        )
+        seen = (o for o in range(self.out) if o * self.stride - self.padding + self.kernel > 0)
+        return next(seen, self.out)
 
     @property
     def dead(self) -> int:
-        return next(
-            (o for o in range(self.live, self.out) if o * self.stride - self.padding >= self.size),
-            self.out,
-        )
+        outputs = range(self.live, self.out)
+        beyond = (o for o in outputs if o * self.stride - self.padding >= self.size)
+        return next(beyond, self.out)
 
     @property
     def before(self) -> int:
@@ -94,16 +91,8 @@ class Axis:
 
 def get_axes(stage: Stage) -> tuple[Axis, Axis]:
     """A convolution's rows and columns."""
-    h, w = (
-        Axis(
-            stage.inside[1 + i],
-            stage.middle[1 + i],
-            stage.kernel[i],
-            stage.stride[i],
-            stage.padding[i],
-        )
-        for i in (0, 1)
-    )
+    windows = (stage.inside[1:], stage.middle[1:], stage.kernel, stage.stride, stage.padding)
+    h, w = (Axis(*sizes) for sizes in zip(*windows, strict=True))
     return h, w
 
 
@@ -112,13 +101,8 @@ def make_input_frame(stage: Stage) -> Frame:
     if stage.op != "conv":
         return make_tight_frame(stage.inside)
     h, w = get_axes(stage)
-    return Frame(
-        stage.inside[0],
-        h.before + h.size + h.after,
-        w.before + w.size + w.after,
-        h.before,
-        w.before,
-    )
+    rows, pitch = (axis.before + axis.size + axis.after for axis in (h, w))
+    return Frame(stage.inside[0], rows, pitch, h.before, w.before)
 
 
 @dataclass(frozen=True)

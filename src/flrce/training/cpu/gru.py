@@ -72,9 +72,8 @@ class _GRUSteps(torch.autograd.Function):
         out, work = x.new_empty(units, steps, n), x.new_empty(4, units, n)
         kept = x.new_empty(4, units, steps, n) if back else x.new_empty(0)
         tensors = [given, wh.contiguous(), bh.contiguous(), out, kept, work]
-        code.steps_forward(
-            *(t.data_ptr() if t.numel() else None for t in tensors), steps, n // lanes
-        )
+        pointers = [t.data_ptr() if t.numel() else None for t in tensors]
+        code.steps_forward(*pointers, steps, n // lanes)
         ctx.save_for_backward(x, wi, wh, out, kept)
         return out
 
@@ -94,14 +93,8 @@ class _GRUSteps(torch.autograd.Function):
         dwh = torch.cat([later[: 2 * units] @ before, later[3 * units :] @ before])
         dbi = inner.sum(1)
         dx = (wi.T @ inner).view(x.shape) if ctx.needs_input_grad[0] else None
-        return (
-            dx,
-            inner @ x.flatten(1).T,
-            dwh,
-            dbi,
-            torch.cat([dbi[: 2 * units], last.sum(1)]),
-            None,
-        )
+        dbh = torch.cat([dbi[: 2 * units], last.sum(1)])
+        return dx, inner @ x.flatten(1).T, dwh, dbi, dbh, None
 
 
 def _align_tensor(x: Tensor) -> Tensor:
@@ -134,22 +127,14 @@ class CompiledGRU(nn.GRU):
 
     def _is_plain_call(self, x: Any) -> bool:
         """Whether the compiled steps know this call."""
-        if (
-            not isinstance(x, Tensor)
-            or x.dim() != 3
-            or not x.numel()
-            or x.shape[-1] != self.input_size
-        ):
+        if not isinstance(x, Tensor) or x.dim() != 3 or not x.numel():
             return False
-        both = (x, self.weight_hh_l0)
-        float32 = all(
-            t.dtype == torch.float32 and t.device.type == "cpu" and not is_wrapped(t) for t in both
-        )
-        return (
-            float32
-            and not (self.training and self.dropout)
-            and not torch.is_autocast_enabled("cpu")
-        )
+        if x.shape[-1] != self.input_size or (self.training and self.dropout):
+            return False
+        for t in (x, self.weight_hh_l0):
+            if t.dtype != torch.float32 or t.device.type != "cpu" or is_wrapped(t):
+                return False
+        return not torch.is_autocast_enabled("cpu")
 
 
 def has_compiled_steps(layer: nn.Module) -> bool:

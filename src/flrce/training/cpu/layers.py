@@ -29,19 +29,12 @@ def write_source(machine: Processor) -> str:
     counts = range(1, rows + 1)
     tiles = " ".join(f"TILE({r}, {v})" for r in counts for v in (1, 2))
     names = ", ".join(f"{{0, tile_{r}_1, tile_{r}_2}}" for r in counts)
-    parts = [
-        f"#define LANES {machine.lanes}\n#define CHANNELS 1\n#define ROWS {rows}",
-        define_interleaving(machine.lanes),
-    ]
-    products = (
-        (HERE / "products.h")
-        .read_text()
-        .replace("\nTILES\n", f"\n{tiles}\n")
-        .replace("NAMES", names)
+    head = f"#define LANES {machine.lanes}\n#define CHANNELS 1\n#define ROWS {rows}"
+    prelude, products, layers = (
+        (HERE / name).read_text() for name in ("prelude.h", "products.h", "layers.h")
     )
-    return "\n".join(
-        [*parts, (HERE / "prelude.h").read_text(), products, (HERE / "layers.h").read_text()]
-    )
+    products = products.replace("\nTILES\n", f"\n{tiles}\n").replace("NAMES", names)
+    return "\n".join([head, define_interleaving(machine.lanes), prelude, products, layers])
 
 
 @lru_cache
@@ -185,9 +178,8 @@ class Attention(torch.autograd.Function):
         out = torch.empty_strided((N, H, L, D), (L * H * D, D, H * D, 1))
         shares = q.new_empty(N * H if keep else 1, S, -(-L // lanes) * lanes)
         tensors, size = (q, k, v, out, shares), (ctypes.c_long * 6)(N, H, L, S, D, shares.shape[-1])
-        code.attend(
-            *(x.data_ptr() for x in tensors), _list_strides(q, k, v, out), size, scale, causal, keep
-        )
+        pointers, places = [x.data_ptr() for x in tensors], _list_strides(q, k, v, out)
+        code.attend(*pointers, places, size, scale, causal, keep)
         ctx.save_for_backward(*given, shares)
         ctx.scale, ctx.causal = scale, causal
         return out
@@ -196,14 +188,8 @@ class Attention(torch.autograd.Function):
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         *given, shares = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return (
-                *_differentiate_by_torch(
-                    partial(_attend_by_torch, causal=ctx.causal, scale=ctx.scale), given, dout
-                ),
-                None,
-                None,
-                None,
-            )
+            attend = partial(_attend_by_torch, causal=ctx.causal, scale=ctx.scale)
+            return (*_differentiate_by_torch(attend, given, dout), None, None, None)
         grads = [None if x is None else _allocate_gradient(x) for x in given]
         (q, k, v), (dq, dk, dv) = _split_projections(*given), _split_projections(*grads)
         (N, H, L, D), S = q.shape, k.shape[2]
@@ -212,13 +198,9 @@ class Attention(torch.autograd.Function):
             (ctypes.c_long * 6)(N, H, L, S, D, shares.shape[-1]),
             torch.empty_like(shares[0]),
         )
-        tensors, places = (
-            (q, k, v, dout, shares, dq, dk, dv, work),
-            _list_strides(q, k, v, dout, dq, dk, dv),
-        )
-        load_library()[0].attend_back(
-            *(x.data_ptr() for x in tensors), places, size, ctx.scale, ctx.causal
-        )
+        places = _list_strides(q, k, v, dout, dq, dk, dv)
+        pointers = [x.data_ptr() for x in (q, k, v, dout, shares, dq, dk, dv, work)]
+        load_library()[0].attend_back(*pointers, places, size, ctx.scale, ctx.causal)
         return *grads, None, None, None
 
 
