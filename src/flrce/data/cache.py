@@ -29,6 +29,7 @@ META_FILE = "meta.json"
 MAX_META_BYTES = 256 << 20
 PREPARE_REMEDY = "prepare the data set again"
 
+ARRAY_NAMES = ("x", "y", "group", "held")
 ArrayFile = Literal["x.npy", "y.npy", "group.npy", "held.npy"]
 
 
@@ -97,12 +98,11 @@ def write_prepared(source: Source, folder: Path) -> Path:
     try:
         aside.chmod(0o755)  # mkdtemp's 0700 would lock out other users of a shared cache
         files = {}
-        for name in ("x", "y", "group", "held"):
+        for name in ARRAY_NAMES:
             if (array := getattr(source, name)) is not None:
                 files[f"{name}.npy"] = _save_array(aside / f"{name}.npy", array)
-        _write_synced(
-            aside / META_FILE, _build_metadata(source, files).with_seal().to_json_text().encode()
-        )
+        meta = _build_metadata(source, files).with_seal()
+        _write_synced(aside / META_FILE, meta.to_json_text().encode())
         sync_folder(aside)
         _replace_folder(folder, aside)
         sync_folder(folder.parent)
@@ -111,25 +111,27 @@ def write_prepared(source: Source, folder: Path) -> Path:
     return folder
 
 
+def _refuse(path: Path, problem: str) -> BadInput:
+    return BadInput(f"{format_path(path)} {problem}; {PREPARE_REMEDY}")
+
+
 def load_prepared(folder: Path, verify: bool = True) -> Source:
     """The source of a prepared folder, mapped into memory. `verify`: check every file's SHA-256."""
     meta = _read_metadata(folder)
     for name, entry in meta.files.items():
         _check_file(folder / name, entry, verify)
-    x, y = _map_array(folder / "x.npy"), _map_array(folder / "y.npy")
-    group = _map_array(folder / "group.npy") if "group.npy" in meta.files else None
-    held = _map_array(folder / "held.npy") if "held.npy" in meta.files else None
-    classes, groups, kind = tuple(meta.classes), tuple(meta.groups), meta.kind or "classes"
-    source = Source(
-        meta.name, x, y, classes, group, groups, meta.scale, meta.shift, kind=kind, held=held
-    )
+    arrays: dict[str, Any] = {
+        name: _map_array(folder / f"{name}.npy") if f"{name}.npy" in meta.files else None
+        for name in ARRAY_NAMES
+    }
+    how = {"scale": meta.scale, "shift": meta.shift, "kind": meta.kind or "classes"}
+    names = {"classes": tuple(meta.classes), "groups": tuple(meta.groups)}
+    source = Source(meta.name, **arrays, **names, **how)  # type: ignore[arg-type]
     if verify:
         _validate_source(source, format_path(folder))
+    x, y = source.x, source.y
     if list(x.shape) != meta.shape or len(y) != len(x) or sum(meta.counts) != len(x):
-        raise BadInput(
-            f"{format_path(folder)} has arrays of other shapes than {META_FILE} says;"
-            f" {PREPARE_REMEDY}"
-        )
+        raise _refuse(folder, f"has arrays of other shapes than {META_FILE} says")
     return source
 
 
@@ -157,27 +159,22 @@ def _build_metadata(source: Source, files: dict[str, FileEntry]) -> DatasetMetad
 
 def _read_metadata(folder: Path) -> DatasetMetadata:
     path = folder / META_FILE
-    raw = read_limited(
-        path, MAX_META_BYTES, f"it is no prepared data set, or damaged: {PREPARE_REMEDY}"
-    )
+    remedy = f"it is no prepared data set, or damaged: {PREPARE_REMEDY}"
+    raw = read_limited(path, MAX_META_BYTES, remedy)
     try:
         meta = DatasetMetadata.model_validate(json.loads(raw))
     except ValidationError as why:
-        raise BadInput(
-            f"{format_path(path)} is not of schema version {CACHE_VERSION}:"
-            f" {_format_first_error(why)}; {PREPARE_REMEDY}"
-        ) from why
+        problem = f"is not of schema version {CACHE_VERSION}: {_format_first_error(why)}"
+        raise _refuse(path, problem) from why
     except (ValueError, RecursionError) as why:
-        raise BadInput(f"{format_path(path)} is no complete json; {PREPARE_REMEDY}") from why
+        raise _refuse(path, "is no complete json") from why
     if meta.version != CACHE_VERSION:
-        raise BadInput(
-            f"{format_path(path)} has schema version {meta.version}, this flrce reads"
-            f" {CACHE_VERSION}; {PREPARE_REMEDY}"
-        )
+        problem = f"has schema version {meta.version}, this flrce reads {CACHE_VERSION}"
+        raise _refuse(path, problem)
     if meta.with_seal().to_json_text().encode() != raw:
-        raise BadInput(f"{format_path(path)} was changed since it was written; {PREPARE_REMEDY}")
+        raise _refuse(path, "was changed since it was written")
     if not {"x.npy", "y.npy"} <= set(meta.files):
-        raise BadInput(f"{format_path(path)} names no x.npy and y.npy; {PREPARE_REMEDY}")
+        raise _refuse(path, "names no x.npy and y.npy")
     return meta
 
 
@@ -203,7 +200,7 @@ TARGET_FORMATS = {
 
 def _validate_source(source: Source, where: str) -> None:
     """Refuses arrays that training would trip over."""
-    x, y, group, held = source.x, source.y, source.group, source.held
+    x, y = source.x, source.y
     dtypes, axes = TARGET_FORMATS[source.kind]
     if x.dtype not in (np.uint8, np.float32, np.int64) or y.shape[:1] != x.shape[:1]:
         raise BadInput(
@@ -215,27 +212,27 @@ def _validate_source(source: Source, where: str) -> None:
             f"{where} needs y of {dtypes} with {axes[-1]} axes for {source.kind}, got {y.dtype}"
             f" {y.shape}"
         )
+    if problem := _find_wrong_values(source):
+        raise BadInput(f"{where} {problem}; {PREPARE_REMEDY}")
+
+
+def _find_wrong_values(source: Source) -> str:
+    """What training would trip over in arrays of the right form; "" if nothing."""
+    x, y, group, held = source.x, source.y, source.group, source.held
     coded = source.kind in ("classes", "tokens") and len(y) > 0
     if coded and not _has_valid_codes(y, len(source.classes), source.kind):
-        raise BadInput(
-            f"{where} has labels beyond its {len(source.classes)} classes; {PREPARE_REMEDY}"
-        )
+        return f"has labels beyond its {len(source.classes)} classes"
     if x.dtype == np.int64 and x.size and int(x.min()) < 0:
-        raise BadInput(f"{where} has token ids below 0; {PREPARE_REMEDY}")
+        return "has token ids below 0"
     if held is not None and (held.dtype != np.bool_ or held.shape != x.shape[:1]):
-        raise BadInput(
-            f"{where} needs held (N,) bool, got {held.dtype} {held.shape}; {PREPARE_REMEDY}"
-        )
+        return f"needs held (N,) bool, got {held.dtype} {held.shape}"
     if group is None:
-        return
+        return ""
     if group.dtype != np.int64 or group.shape != y.shape[:1]:
-        raise BadInput(
-            f"{where} needs group (N,) int64, got {group.dtype} {group.shape}; {PREPARE_REMEDY}"
-        )
+        return f"needs group (N,) int64, got {group.dtype} {group.shape}"
     if len(group) and not 0 <= int(group.min()) <= int(group.max()) < len(source.groups):
-        raise BadInput(
-            f"{where} has group codes beyond its {len(source.groups)} groups; {PREPARE_REMEDY}"
-        )
+        return f"has group codes beyond its {len(source.groups)} groups"
+    return ""
 
 
 def _has_valid_codes(y: NDArray[np.int64], classes: int, kind: str) -> bool:
@@ -247,30 +244,22 @@ def _check_file(path: Path, entry: FileEntry, verify: bool) -> None:
     try:
         size = validate_regular(path, PREPARE_REMEDY)
         if size != entry.bytes:
-            raise BadInput(
-                f"{format_path(path)} has {size:,} bytes instead of {entry.bytes:,};"
-                f" {PREPARE_REMEDY}"
-            )
+            raise _refuse(path, f"has {size:,} bytes instead of {entry.bytes:,}")
         if not verify:
             return
         with open_regular(path, PREPARE_REMEDY) as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as why:
-        raise BadInput(
-            f"{format_path(path)} cannot be read ({why.strerror}); {PREPARE_REMEDY}"
-        ) from why
+        raise _refuse(path, f"cannot be read ({why.strerror})") from why
     if digest != entry.sha256:
-        raise BadInput(
-            f"{format_path(path)} was changed since it was written (SHA-256 differs);"
-            f" {PREPARE_REMEDY}"
-        )
+        raise _refuse(path, "was changed since it was written (SHA-256 differs)")
 
 
 def _map_array(path: Path) -> Any:
     try:
         return npy.open_memmap(path, mode="r")  # np.load would take a zip file for arrays, too
     except (ValueError, OSError, EOFError, OverflowError) as why:
-        raise BadInput(f"{format_path(path)} is no plain .npy; {PREPARE_REMEDY}") from why
+        raise _refuse(path, "is no plain .npy") from why
 
 
 def _save_array(path: Path, array: np.ndarray[Any, Any]) -> FileEntry:
@@ -279,9 +268,8 @@ def _save_array(path: Path, array: np.ndarray[Any, Any]) -> FileEntry:
         file.flush()
         os.fsync(file.fileno())
     with path.open("rb") as file:
-        return FileEntry(
-            bytes=path.stat().st_size, sha256=hashlib.file_digest(file, "sha256").hexdigest()
-        )
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return FileEntry(bytes=path.stat().st_size, sha256=digest)
 
 
 def _write_synced(path: Path, content: bytes) -> None:
