@@ -5,9 +5,11 @@ import time
 import pytest
 
 from flrce.cli.cli import main
+from flrce.cli.profile import _measure_steady_watts
 from flrce.devices import energy
 from flrce.devices.costs import load_profile
-from flrce.devices.energy import EnergyMeter
+from flrce.devices.energy import EnergyMeter, EnergyReading
+from flrce.errors import BadInput
 from flrce_client import meter
 from flrce_client.costs import measure_work
 
@@ -85,6 +87,34 @@ def test_a_profile_goes_by_the_meter(tmp_path, monkeypatch, capsys):
     (tmp_path / "still").write_text("7.0")
     assert main(["profile", *told, "--meter", "still"]) == 2
     assert "the meter (meter) did not move in 0.1 s" in capsys.readouterr().err
+
+
+class RecordedMeter:
+    """Reads one number of watts after the other."""
+
+    seen = ("meter",)
+
+    def __init__(self, *watts):
+        self.left = list(watts)
+
+    def measure(self, work):
+        work()
+        return None, EnergyReading(2.0, (("meter", 2.0 * self.left.pop(0)),))
+
+
+def test_power_that_two_measurements_do_not_agree_on_is_measured_again():
+    # 2 and 9 W differ by more than a factor of 2; then 4 and 6 W: 5 W in the mean
+    steady = RecordedMeter(2, 9, 4, 6, 100)
+    assert _measure_steady_watts(steady, lambda: None, "idle watts", 2.0) == pytest.approx(5.0)
+    assert steady.left == [100]
+
+
+@pytest.mark.parametrize("noise", [(1, 9), (0, 4)])
+def test_a_noisy_meter_writes_no_profile(noise):
+    noisy = RecordedMeter(*3 * noise)
+    with pytest.raises(BadInput, match=r"too noisy: two measurements of active watts of 2 s each"):
+        _measure_steady_watts(noisy, lambda: None, "active watts", 2.0)
+    assert not noisy.left
 
 
 def write(root, files):

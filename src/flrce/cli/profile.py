@@ -30,7 +30,8 @@ from flrce_client.meter import open_meter
 MIN_TIMING_SECONDS = 0.15  # seconds that one timing takes at least
 # a link has two ends: not measured here
 RADIO_KEYS = ("up_bits", "down_bits", "up_joules", "down_joules")
-MAX_FIT_TRIES = 3  # at a fit: other work may drown the timings
+MAX_FIT_TRIES = 3  # at a fit, and at power: other work may drown them
+MAX_WATTS_RATIO = 2.0  # between two measurements of one power
 POOR_ERROR = 1.0  # a fit that is off by more than a factor of 2 is measured anew
 MAX_PROFILE_ERROR = 9.0  # a profile that is off by more than a factor of 10 misleads
 TIMING_REPEATS = 3  # of each timing; the fastest counts, the others were disturbed
@@ -289,15 +290,29 @@ def measure_power(
         "active_watts": lambda: time_step(step, seconds),
     }
     for key in missing:
-        value = meter.measure(work[key])[1].watts or 0.0
-        if not value:
-            raise BadInput(
-                f"the meter ({seen}) did not move in {seconds:g} s; give more --seconds, or --watts"
-                " and --idle-watts"
-            )
+        value = _measure_steady_watts(meter, work[key], key.replace("_", " "), seconds)
         source = f"measured ({seen}); {date.today()}"
         figures[key] = {"value": value, "source": source, "basis": "measured"}
     return figures
+
+
+def _measure_steady_watts(
+    meter: EnergyMeter, work: Callable[[], Any], what: str, seconds: float
+) -> float:
+    """The mean of two measurements; they are repeated where they disagree."""
+    remedy = "give more --seconds, or --watts and --idle-watts"
+    watts = [0.0]
+    for _ in range(MAX_FIT_TRIES):
+        watts = [meter.measure(work)[1].watts or 0.0 for _ in range(2)]
+        if 0 < max(watts) <= MAX_WATTS_RATIO * min(watts):
+            return sum(watts) / 2
+    seen = ", ".join(meter.seen)
+    if not any(watts):
+        raise BadInput(f"the meter ({seen}) did not move in {seconds:g} s; {remedy}")
+    raise BadInput(
+        f"the meter ({seen}) is too noisy: two measurements of {what} of {seconds:g} s each gave"
+        f" {watts[0]:.3g} and {watts[1]:.3g}; {remedy}"
+    )
 
 
 def _assume_power(missing: Sequence[str], why: str) -> ProfileFigures:

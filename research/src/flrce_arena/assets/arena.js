@@ -226,7 +226,8 @@ function fill() {
   });
   const without = Object.entries(D.without);
   $("changing").hidden = !without.length;
-  table($("without"), ["Without", "1", "2", "3", "4", "5"], without.map(([task, order]) => [task, ...Array.from({ length: 5 }, (_, i) => order[i] || "")]));
+  const places = Array.from({ length: Math.min(5, Math.max(0, ...without.map(([, order]) => order.length))) }, (_, i) => i);
+  table($("without"), ["Without", ...places.map((i) => `${i + 1}`)], without.map(([task, order]) => [task, ...places.map((i) => order[i] || "")]));
   $("pairing").textContent = `What each method gains over ${D.reference} on the same seeds at equal joules: means with 95 % intervals, above 0 where it is better. Of so many intervals, one in twenty misses.`;
   table($("paired"), ["Method", "Better on", "Worse on", ...D.tasks.map((t) => t.name)], D.paired.map((p) => [
     p.method, p.better.join(", ") || "--", p.worse.join(", ") || "--",
