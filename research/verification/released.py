@@ -41,6 +41,8 @@ REPOSITORIES = {
     "fednova": Repository("JYWa", "FedNova", "47b4e09"),
     "moon": Repository("QinbinLi", "MOON", "8fcba3c"),
     "fedasync": Repository("xcgoner", "async_fl", "4730eeb"),
+    "rfa": Repository("krishnap25", "RFA", "40945d2"),
+    "robust": Repository("epfml", "byzantine-robust-optimizer", "288417f"),
     "fedrep": Repository("lgcollins", "FedRep", "d82e629"),
 }
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from client_training import verify_client_training
 from released import REPOSITORIES, Check
+from robust import verify_robust_rules
 from selection import verify_selection
 from server import verify_server
 
@@ -51,6 +52,7 @@ def main() -> int:
         *verify_selection(given.code),
         *verify_client_training(given.code),
         *verify_server(given.code),
+        *verify_robust_rules(given.code),
     ]
     table = HEADER + "".join(format_check(check) for check in checks)
     print(table, end="")

@@ -35,7 +35,7 @@ EVIDENCE: dict[str, tuple[str, ...]] = {
     "run": (
         "fedavg", "fednova", "oort", "pyramidfl", "divfl", "clustered-sampling", "scaffold",
         "feddyn", "feddc", "moon", "fedcom-quantised", "fedcomgate", "heterofl", "fedasync",
-        "fedrep",
+        "fedrep", "trimmed-mean", "median", "krum",
     ),
     "code": (
         "fedexp", "power-of-choice", "fedprox", "fedcom", "fedluar", "fedbuff", "fedbn",
@@ -44,9 +44,9 @@ EVIDENCE: dict[str, tuple[str, ...]] = {
     "paper": ("flrce", "flrce-no-stop"),
     "abstract": ("fedlecc", "dadaquant", "fedolf"),
     "recalled": (
-        "fedavgm", "fedadam", "fedyogi", "fedadagrad", "fedswa", "tifl", "trimmed-mean", "median",
-        "krum", "fedsam", "dropout", "timelyfl", "fedper", "ditto", "ifca", "dp-fedavg", "fedit",
-        "ffa-lora", "flexlora", "fedkseed",
+        "fedavgm", "fedadam", "fedyogi", "fedadagrad", "fedswa", "tifl", "fedsam", "dropout",
+        "timelyfl", "fedper", "ditto", "ifca", "dp-fedavg", "fedit", "ffa-lora", "flexlora",
+        "fedkseed",
     ),
     "ours": (
         "frugal", "flrce-topk", "flrce-dropout", "flrce-freeze", "stratified-turns",
