@@ -8,6 +8,12 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
+COST_COLUMNS = (
+    ("bytes", "averaged"),
+    ("bytes", "last"),
+    ("joules", "averaged"),
+    ("joules", "last"),
+)
 BYTE_FIELDS = ("bytes_up", "bytes_down", "bytes_framing")  # framing: seeds, hashes, figures
 HEADINGS = (
     "task",
@@ -122,31 +128,55 @@ def list_differences(plan, lines, task, row):
 
 def build_rows(plan, lines):
     """The table's cells, task by task, and the geometric mean over tasks at the end."""
-    means = {}
     for task in plan["tasks"]:
         for row in plan["rows"]:
             seeds = list_seeds(plan, lines, task, row)
             if not seeds:
                 continue
             mean, half = compute_interval(list_differences(plan, lines, task, row))
-            cells, missed = [], []
-            for cost in ("bytes", "joules"):
-                for model in ("averaged", "last"):
-                    logs, failures = list_log_ratios(plan, lines, task, row, model, cost)
-                    cells.append(format_ratio(logs))
-                    missed.append(failures)
-                    # a task counts if most of its seeds reach the target
-                    if failures <= len(seeds) / 2:
-                        means.setdefault((row, cost, model), []).append(np.mean(logs))
+            ratios = [
+                list_log_ratios(plan, lines, task, row, model, cost) for cost, model in COST_COLUMNS
+            ]
+            cells, missed = [format_ratio(logs) for logs, _ in ratios], [n for _, n in ratios]
             lost = f"{missed[0]} / {missed[1]}"
             yield [task, row, len(seeds), f"{mean:+.2f} ± {half:.2f}", *cells, lost]
-    for row in plan["rows"]:
+    means = compute_task_means(plan, lines)
+    for row in [*plan["rows"], *plan.get("best of", {})]:
         logs = [
-            means.get((row, c, m), []) for c in ("bytes", "joules") for m in ("averaged", "last")
+            [means[task, row, *column] for task in plan["tasks"] if (task, row, *column) in means]
+            for column in COST_COLUMNS
         ]
         if any(logs):
             tasks = "/".join(str(len(values)) for values in logs)
             yield ["all tasks", row, f"{tasks} tasks", "", *map(format_ratio, logs), ""]
+
+
+def compute_task_means(plan, lines):
+    """(task, row, cost, model) -> mean log ratio, where most seeds reach the target."""
+    means = {}
+    for task in plan["tasks"]:
+        for row in plan["rows"]:
+            seeds = list_seeds(plan, lines, task, row)
+            for cost, model in COST_COLUMNS if seeds else ():
+                logs, failures = list_log_ratios(plan, lines, task, row, model, cost)
+                if failures <= len(seeds) / 2:
+                    means[task, row, cost, model] = np.mean(logs)
+    return means | choose_best_rows(plan, means)
+
+
+def choose_best_rows(plan, means):
+    """In each task the figures of the row with the fewest bytes to FedAvg + average, of those that
+    the plan counts as one.
+    """
+    chosen = {}
+    for name, members in plan.get("best of", {}).items():
+        for task in plan["tasks"]:
+            reached = [row for row in members if (task, row, *COST_COLUMNS[0]) in means]
+            best = max(reached, key=lambda row: means[task, row, *COST_COLUMNS[0]], default=None)
+            for column in COST_COLUMNS:
+                if (task, best, *column) in means:
+                    chosen[task, name, *column] = means[task, best, *column]
+    return chosen
 
 
 def format_tables(plan, lines, path=None):
