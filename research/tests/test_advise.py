@@ -83,6 +83,29 @@ def test_rates_beside_the_best_are_tried_before_any_trial_climbs():
     assert [t.number for t in found._list_climbing()] == [1, 0]  # two of six
 
 
+def test_what_may_save_joules_is_tried_once_rates_are():
+    """The best trial with four times the batch, half of the epochs, 4 bits; at their own costs."""
+    trained = SMALL.with_tables({"train": {"batch": 8, "epochs": 4}})
+    found = search.TrialSearch(trained, FEW, {"joules": 1000.0}, Path(), None)
+    tried = [(PLAIN_METHOD, multiple) for multiple in (1.0, 3.0, 9.0, 1 / 3)]
+    scored(found, *((*entry, 0.5) for entry in tried), ("fedadam + average", 1.0, 0.1))
+    found.trials[0] = replace(found.trials[0], scores=(0.8,))
+    new = found._list_first_trials()
+    names = ["batch 32", "2 epochs", "4-bit uploads"]
+    assert [t.method for t in new] == [f"{PLAIN_METHOD}, {name}" for name in names]
+    trains = [t.experiment.train for t in new]
+    assert [(t.batch, t.epochs, t.lr) for t in trains] == [(32, 4, 0.1), (8, 2, 0.1), (8, 4, 0.1)]
+    assert new[2].experiment.to_tables()["recipe"]["compressor"]["bits"] == 4
+    assert {(s.rung, s.rounds) for s in found._choose_steps()} == {(-1, search.PROBE_ROUNDS)}
+    scored(found, *((t.method, 1.0, 0.1) for t in new))
+    assert found._list_first_trials() == []
+
+
+def test_where_bytes_alone_are_limited_training_is_as_it_was():
+    found = scored(make_search(FEW, limits={"bytes": 1e9}), (PLAIN_METHOD, 1.0, 0.5))
+    assert found._list_variants() == []
+
+
 def test_a_small_budget_tries_a_few_before_it_keeps_something_for_climbs():
     """40 J at 1 J a round: the search has 9.6 J, 2 of them spent, and a trial takes 2 or 3."""
     found = scored(make_search(rounds=5000, limits={"joules": 40.0}), (PLAIN_METHOD, 1.0, 0.5))
@@ -194,6 +217,8 @@ def test_what_is_said(advice):
         untried=("feddyn + average",),
         edge="highest",
     )
+    price = advise.TrialSummary("x, lr 0.1", 5, 0.8, 40.0)  # 40 J for 80 points
+    assert advise_cli._describe_trial(price, "accuracy").endswith("after 5 rounds, 0.5 J a point")
     text = " ".join(advise_cli.describe_advice(found, {"joules": 150.0}))
     assert "Run scaffold + average, lr 0.3" in text
     assert "71.0 ± 2.5 % for the same joules; the difference is 7.7 ± 1.4" in text

@@ -30,13 +30,22 @@ def test_a_control_character_is_reported_with_its_line(model, tmp_path, caplog):
     assert len(source.x)
     said = [record.getMessage() for record in caplog.records]
     (line,) = [text for text in said if "no token" in text]
-    assert "lines.jsonl line 2" in line
+    assert "lines.jsonl line 2, client 'a'" in line
     assert "'\\x04' (U+0004)" in line
 
 
 def test_a_folder_of_texts_names_the_file(model, tmp_path, caplog):
     folder = tmp_path / "texts"
     folder.mkdir()
-    (folder / "a.txt").write_text("abc abc abc\x04 abc abc")
+    (folder / "a.txt").write_text("abc abc\nabc abc abc\x04 abc abc")
     from_text(folder, model, length=4)
-    assert any("a.txt" in r.getMessage() and "U+0004" in r.getMessage() for r in caplog.records)
+    (line,) = [r.getMessage() for r in caplog.records if "U+0004" in r.getMessage()]
+    assert "a.txt line 2, client 'a'" in line
+
+
+def test_a_prompt_is_looked_through_too(model, tmp_path, caplog):
+    path = tmp_path / "turns.jsonl"
+    path.write_text(json.dumps({"prompt": "abc\x04", "response": "abc abc"}) + "\n")
+    from_text(path, model, length=8)
+    (line,) = [r.getMessage() for r in caplog.records if "U+0004" in r.getMessage()]
+    assert "turns.jsonl line 1: " in line

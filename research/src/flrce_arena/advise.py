@@ -61,6 +61,7 @@ class TrialSummary:
     label: str
     rounds: int
     score: float | None  # of the metric, at the end of these rounds; None: it diverged
+    joules: float  # that these rounds took
 
 
 @dataclass(frozen=True)
@@ -190,7 +191,9 @@ def _measure_advice(
         spent=search.total_costs,
         tried=tuple(_summarize_trial(t, ends[0].lower) for t in search.trials),
         untried=tuple(
-            name for name in search.methods if name not in {t.method for t in search.trials}
+            name
+            for name in search.methods
+            if name not in {*search.variants, *(t.method for t in search.trials)}
         ),
         edge=find_rate_edge(best, search.trials),
     )
@@ -216,7 +219,8 @@ def _summarize_trial(trial: Trial, lower: bool) -> TrialSummary:
     assert trial.record is not None
     score = score_course(trial.record)
     value = -score if lower else score
-    return TrialSummary(trial.label, trial.rounds, value if math.isfinite(value) else None)
+    known = value if math.isfinite(value) else None
+    return TrialSummary(trial.label, trial.rounds, known, trial.total_cost("joules"))
 
 
 def find_rate_edge(best: Trial, trials: Sequence[Trial]) -> str:

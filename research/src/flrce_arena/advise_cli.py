@@ -127,9 +127,10 @@ def _describe_trial(trial: TrialSummary, metric: str) -> str:
         return f"{trial.label}: no model after {trial.rounds} rounds"
     value = trial.score / metric_format.metric_unit(metric)
     unit = " %" if metric in metric_format.SHARES else ""
+    price = f", {trial.joules / value:.3g} J a point" if unit and value > 0 and trial.joules else ""
     return (
         f"{trial.label}: {value:.{metric_format.metric_digits(metric)}f}{unit} after"
-        f" {trial.rounds} rounds"
+        f" {trial.rounds} rounds{price}"
     )
 
 

@@ -2,8 +2,9 @@
 
 A trial is a method at a rate. Every trial trains until it has spent the first rung, a small share
 of the budget; of the trials on a rung the best third goes on to the next one, where its run
-continues (Li et al., 2020). The trials of prior.py come first, then rates next to the best one,
-then what Optuna's tree-structured Parzen estimator proposes from all scores so far.
+continues (Li et al., 2020). The trials of prior.py come first, then rates next to the best one;
+where joules are limited, the best one with another batch, other epochs and fewer bits; then what
+Optuna's tree-structured Parzen estimator proposes from all scores so far.
 """
 
 import math
@@ -35,6 +36,7 @@ PARALLEL_TRIALS = 8  # that train at the same time, wherever they run
 MAX_TRIALS = 40
 PROPOSAL_DRAWS = 10  # of Optuna, for one that is not beside a rate that was tried
 RATE_STEP = 3.0  # between neighbouring rates of a method
+BATCH_STEP = 4  # times the experiment's own batch, for a trial that saves joules
 Job = tuple[Experiment, Path]
 RunFunction = Callable[[Sequence[Job]], list[tuple[RoundRecord, ...]]]
 
@@ -113,6 +115,8 @@ class TrialSearch:
                 " see flrce recipes list"
             )
         self.trials: list[Trial] = []
+        # methods with another batch, other epochs or fewer bits -> multiple of the rate
+        self.variants: dict[str, float] = {}
 
     @property
     def total_costs(self) -> dict[str, float]:
@@ -219,6 +223,7 @@ class TrialSearch:
         """What comes before any climb: the trials of prior.py, then rates next to the best one."""
         new = [entry for entry in self._list_prior() if self._is_new(*entry)]
         new = new or [entry for entry in self._list_neighbours() if self._is_new(*entry)]
+        new = new or self._list_variants()
         unscored = [t for t in self.trials if not t.scores]
         room = MAX_TRIALS - len(self.trials)
         return unscored + [
@@ -259,13 +264,44 @@ class TrialSearch:
         multiples = (best.multiple * RATE_STEP, best.multiple / RATE_STEP)
         return [(best.method, multiple) for multiple in multiples] if best.is_finite else []
 
+    def _list_variants(self) -> list[tuple[str, float]]:
+        """The best trial with what may save joules: a larger batch, fewer epochs, fewer bits.
+
+        Rungs are shares of the joules, so that scores there compare by what joules bring.
+        """
+        if "joules" not in self.limits or any(not t.scores for t in self.trials):
+            return []
+        if not self.variants:
+            self._make_variants(self._find_leader())
+        tried = {t.method for t in self.trials}
+        return [entry for entry in self.variants.items() if entry[0] not in tried]
+
+    def _make_variants(self, best: Trial) -> None:
+        own, tables = best.experiment.train, self.methods[best.method]
+        changes: dict[str, dict[str, Any]] = {
+            f"batch {BATCH_STEP * own.batch}": {"train": {"batch": BATCH_STEP * own.batch}}
+        }
+        if own.epochs > 1 and own.steps is None:
+            changes[f"{own.epochs // 2} epochs"] = {"train": {"epochs": own.epochs // 2}}
+        if not {"compressor", "preset"} & set(tables["recipe"]):
+            changes["4-bit uploads"] = {"recipe": FOUR_BIT_COMPRESSOR}
+        made = {
+            f"{best.method}, {name}": merge_tables(tables, new) for name, new in changes.items()
+        }
+        made = {name: new for name, new in made.items() if self.can_train(new)}
+        self.methods |= made
+        self.variants = dict.fromkeys(made, best.multiple)
+
     def _is_new(self, method: str, multiple: float) -> bool:
         near = (t.multiple for t in self.trials if t.method == method)
         return all(abs(math.log(m / multiple)) > math.log(RATE_STEP) / 2 for m in near)
 
     def _plan_step(self, trial: Trial) -> Step:
-        """The next rung of a trial, in rounds."""
+        """The next rung of a trial, in rounds. What a round of a variant costs is tried first."""
         known = trial if trial.rounds else self.trials[0]
+        if trial.method in self.variants and not trial.rounds:
+            cost = {axis: known.estimate_cost(axis, PROBE_ROUNDS, 1) for axis in self.limits}
+            return Step(trial, -1, PROBE_ROUNDS, cost)
         rung = len(trial.scores)
         share = self._rung_share(rung)
         affordable = [

@@ -188,7 +188,8 @@ def _iter_folder_samples(path: Path, tokens: Tokenizer, length: int) -> Iterator
     missing = MissingCharacters(tokens)
     for file in sorted(path.glob("*.txt")):
         text = read_text_limited(file, MAX_FILE_BYTES, TEXT_REMEDY, expansion=8)
-        missing.warn_once(text, format_path(file))
+        for number, line in enumerate(text.split("\n"), 1):
+            missing.warn_once(line, f"{format_path(file)} line {number}, client {file.stem!r}")
         ids = tokens.encode(text.replace("\r\n", "\n"))
         for x, y in split_windows(ids, length, tokens.end):
             yield TextSample(file.stem, False, x, y)
@@ -207,17 +208,18 @@ def _iter_json_samples(
             what = "names no client" if named else "names its client"
             raise BadInput(f"{where} {what}, unlike those before it; name all, or none")
         named = bool(owner)
+        whose = f"{where}, client {owner!r}" if owner else where
         if (dialogue := _find_dialogue(row, where)) is not None:
             if not dialogue[1]:
                 empty += 1
                 continue
-            missing.warn_once(dialogue[1], where)
+            missing.warn_once("".join(dialogue), whose)
             x, y, whole = encode_dialogue(tokens, *dialogue, length)
             cut += not whole
             yield TextSample(owner, held, x, y)
         elif "text" in row:
             text = _get_text(row, "text", where)
-            missing.warn_once(text, where)
+            missing.warn_once(text, whose)
             ids = tokens.encode(text)
             for x, y in split_windows(ids, length, tokens.end):
                 yield TextSample(owner, held, x, y)
