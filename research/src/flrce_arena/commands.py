@@ -12,13 +12,10 @@ LIST_METAVAR = "A,B,..."
 
 @click.command("arena", cls=SummaryCommand)
 @click.argument("plan", type=PATH_TYPE)
-@click.option(
-    "--out", type=PATH_TYPE, required=True, help="Folder for records, leaderboards and the page."
-)
-@click.option(
+@options.add_path_option("--out", "Folder for records, leaderboards and the page.", required=True)
+@options.add_path_option(
     "--against",
-    type=PATH_TYPE,
-    help="An arena that was run: its methods are not run again, and PLAN needs new methods only.",
+    "An arena that was run: its methods are not run again, and PLAN needs new methods only.",
 )
 @click.option("--tasks", metavar=LIST_METAVAR, help="Of the plan's; all, unless given.")
 @options.on_option
@@ -38,14 +35,12 @@ def arena_command(**given: Any) -> None:
 @click.command("advise", cls=SummaryCommand)
 @options.file_argument
 @options.set_option
-@click.option("--out", type=PATH_TYPE, help="Experiment file to write the advice into.")
+@options.add_path_option("--out", "Experiment file to write the advice into.")
 @click.option("--joules", type=float, help="Energy that may be spent in all, the search included.")
 @click.option("--bytes", "nbytes", type=float, help="Traffic, likewise.")
 @click.option("--seconds", type=float, help="Time, likewise.")
-@click.option(
-    "--work",
-    type=PATH_TYPE,
-    help="Folder to keep the search in; the same command goes on there after an interruption.",
+@options.add_path_option(
+    "--work", "Folder to keep the search in; the same command goes on there after an interruption."
 )
 @options.device_option
 @options.on_option

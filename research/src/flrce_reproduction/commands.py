@@ -5,15 +5,13 @@ from typing import Any
 import click
 
 from flrce.cli import options
-from flrce.cli.options import PATH_TYPE, SummaryCommand
+from flrce.cli.options import SummaryCommand
 
 
 @click.command("reproduce", cls=SummaryCommand)
 @click.argument("target")
-@click.option(
-    "--out", type=PATH_TYPE, required=True, help="Folder for cells, records, tables and figures."
-)
-@click.option("--data", type=PATH_TYPE, help="Folder of prepared data sets.")
+@options.add_path_option("--out", "Folder for cells, records, tables and figures.", required=True)
+@options.add_path_option("--data", "Folder of prepared data sets.")
 @click.option("--regime", help="dirichlet or quantity; without it, both.")
 @click.option(
     "--seeds", "seed_list", metavar="0-4", help="Several seeds, such as 0,1,2 or 0-4 (the default)."
@@ -27,7 +25,7 @@ from flrce.cli.options import PATH_TYPE, SummaryCommand
     "--network", help="Other networks than the released ones, such as cifar100=cnn-cifar."
 )
 @click.option("--rates", help="Learning rates to search, for `rates`.")
-@click.option("--page", type=PATH_TYPE, help="Markdown file to put the tables into.")
+@options.add_path_option("--page", "Markdown file to put the tables into.")
 @options.device_option
 @options.on_option
 @options.json_option

@@ -20,7 +20,7 @@ def app() -> None:
 @app.command("run")
 @options.file_argument
 @options.set_option
-@click.option("--out", type=PATH_TYPE, help="Run directory; default runs/RECIPE-DATE.")
+@options.add_path_option("--out", "Run directory; default runs/RECIPE-DATE.")
 @click.option("--no-save", is_flag=True, help="Write no run directory.")
 @options.seeds_option
 @options.resume_option
@@ -52,9 +52,7 @@ def run_command() -> None:
     metavar="KEY=A,B,...",
     help="Train with every value, such as train.lr=0.01,0.03; repeat it for all combinations.",
 )
-@click.option(
-    "--out", type=PATH_TYPE, required=True, help="Folder for all runs, the table and the report."
-)
+@options.add_path_option("--out", "Folder for all runs, the table and the report.", required=True)
 @options.set_option
 @click.option(
     "--seeds",
@@ -113,7 +111,7 @@ def watch_command() -> None:
 
 @app.command("report")
 @options.add_runs_argument("RUNS...", many=True)
-@click.option("--out", type=PATH_TYPE, help="The page to write; default report.html.")
+@options.add_path_option("--out", "The page to write; default report.html.")
 @options.json_option
 @options.calls("flrce.cli.report:report_runs")
 def report_command() -> None:
@@ -143,22 +141,14 @@ def reach_command() -> None:
 
 @app.command("whatif")
 @options.add_runs_argument("RUN")
-@click.option(
-    "--psi",
-    metavar=LIST_METAVAR,
-    help="Conflict thresholds of the paper: numbers, or percentages of the clients per round.",
+@options.add_list_option(
+    "--psi", "Conflict thresholds of the paper: numbers, or percentages of the clients per round."
 )
-@click.option(
-    "--patience", metavar=LIST_METAVAR, help="Numbers of evaluations without improvement."
-)
+@options.add_list_option("--patience", "Numbers of evaluations without improvement.")
 @options.add_budget_options
-@click.option(
-    "--preset", metavar=LIST_METAVAR, help="Stop rules of FLrce: frugal, balanced or accurate."
-)
-@click.option(
-    "--points",
-    metavar=LIST_METAVAR,
-    help="Prices: the gain in points that doubling the rounds must promise.",
+@options.add_list_option("--preset", "Stop rules of FLrce: frugal, balanced or accurate.")
+@options.add_list_option(
+    "--points", "Prices: the gain in points that doubling the rounds must promise."
 )
 @click.option(
     "--stop",
@@ -173,10 +163,8 @@ def reach_command() -> None:
     help="Limits of costs, or of figures that pieces report, such as joules=50.",
 )
 @options.trust_option
-@click.option(
-    "--start",
-    metavar=LIST_METAVAR,
-    help="Other start times (UTC): the CO2 that the run would have emitted.",
+@options.add_list_option(
+    "--start", "Other start times (UTC): the CO2 that the run would have emitted."
 )
 @options.json_option
 @options.calls("flrce.cli.whatif:show_whatif")
@@ -203,7 +191,7 @@ def why_command() -> None:
 
 
 @app.command("profile")
-@click.option("--out", type=PATH_TYPE, help="Profile to write, for fleet.profile.")
+@options.add_path_option("--out", "Profile to write, for fleet.profile.")
 @click.option("--model", multiple=True, help="Network to train; may be repeated.")
 @click.option(
     "--for",
@@ -229,7 +217,7 @@ def profile_command() -> None:
 @options.file_argument
 @options.set_option
 @options.out_option
-@click.option("--tls", type=PATH_TYPE, help="Folder with a deployment's certificates and keys.")
+@options.add_path_option("--tls", "Folder with a deployment's certificates and keys.")
 @click.option(
     "--peer-clock", "peer", type=float, help="Current time on a node, in seconds since 1970."
 )
@@ -258,7 +246,7 @@ def verify_command() -> None:
 @app.command("predict")
 @options.add_runs_argument("RUN", name="run")
 @click.argument("file", type=PATH_TYPE)
-@click.option("--out", type=PATH_TYPE, help="Write all predictions to this csv file.")
+@options.add_path_option("--out", "Write all predictions to this csv file.")
 @click.option("--last", is_flag=True, help="Use the last model instead of the final one.")
 @options.trust_option
 @options.json_option
@@ -273,11 +261,10 @@ def predict_command() -> None:
 
 @app.command("export")
 @options.add_runs_argument("RUN", name="run")
-@click.option(
+@options.add_path_option(
     "--out",
-    type=PATH_TYPE,
+    "FILE.pt2 (torch.export), FILE.onnx, or a folder for the HuggingFace Hub.",
     required=True,
-    help="FILE.pt2 (torch.export), FILE.onnx, or a folder for the HuggingFace Hub.",
 )
 @click.option("--last", is_flag=True, help="Use the last model instead of the final one.")
 @options.trust_option

@@ -178,9 +178,7 @@ def deploy_server_command() -> None:
 
 @deploy_group.command("device")
 @click.argument("folder", type=PATH_TYPE)
-@click.option(
-    "--server", type=PATH_TYPE, required=True, help="Folder that flrce deploy server wrote."
-)
+@options.add_path_option("--server", "Folder that flrce deploy server wrote.", required=True)
 @click.option("--node", type=click.IntRange(0), required=True, help="Partition id of the device.")
 @click.option("--name", help="Name of the device; default device-NODE.")
 @add_machine_options

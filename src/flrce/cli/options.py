@@ -98,7 +98,7 @@ def add_budget_options(command: F) -> F:
     """An option for each cost, in the order of their table: limits with commas."""
     for cost in reversed(COSTS.values()):
         text = "Numbers of rounds." if cost.name == "rounds" else f"Budgets of {cost.label}."
-        command = click.option(f"--{cost.name}", metavar=LIST_METAVAR, help=text)(command)
+        command = add_list_option(f"--{cost.name}", text)(command)
     return command
 
 
@@ -106,6 +106,16 @@ def add_runs_argument(metavar: str, many: bool = False, name: str = "run") -> Ca
     """An argument that names run directories."""
     name, count = (f"{name}s", -1) if many else (name, 1)
     return click.argument(name, type=PATH_TYPE, nargs=count, required=True, metavar=metavar)
+
+
+def add_path_option(name: str, text: str, **more: Any) -> Callable[[F], F]:
+    """An option that names a file or folder."""
+    return click.option(name, type=PATH_TYPE, help=text, **more)
+
+
+def add_list_option(name: str, text: str) -> Callable[[F], F]:
+    """An option that takes values with commas between them."""
+    return click.option(name, metavar=LIST_METAVAR, help=text)
 
 
 def _print_versions(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
@@ -138,7 +148,7 @@ set_option = click.option(
     metavar="KEY=VALUE",
     help="Set one key of the experiment; may be repeated.",
 )
-out_option = click.option("--out", type=PATH_TYPE, help="Run directory.")
+out_option = add_path_option("--out", "Run directory.")
 seeds_option = click.option(
     "--seeds", "seed_list", metavar="0-4", help="Several seeds, such as 0,1,2 or 0-4."
 )

@@ -163,6 +163,19 @@ def _build_llama(
     return adapted
 
 
+def _build_time_series_cnn(need: NetworkRequirements, **more: int) -> nn.Module:
+    return TimeSeriesCNN(need.shape[0], need.outputs, **more)
+
+
+LLAMA_OPTIONS: dict[str, Any] = {
+    "path": NonEmptyText,
+    "rank": Annotated[int, Ge(1), Le(4096)],
+    "alpha": PositiveFloat,
+    "targets": NonEmptyText | list[NonEmptyText],
+    "dtype": Literal["float32", "bfloat16"],
+    "recompute": bool,
+    "seeds": Annotated[int, Ge(0), Le(1 << 20)],
+}
 NARROW, WIDE = (16, 32, 64), (64, 128, 256, 512)
 NETWORK_KINDS: dict[str, NetworkKind] = {
     "mlp": NetworkKind("numbers", _build_mlp, {"hidden": LayerSize}),
@@ -174,29 +187,13 @@ NETWORK_KINDS: dict[str, NetworkKind] = {
     "resnet-20-bn": _make_resnet_kind(NARROW, 3, "batch"),
     "resnet-18": _make_resnet_kind(WIDE, 2, "group"),
     "resnet-18-bn": _make_resnet_kind(WIDE, 2, "batch"),
-    "cnn-1d": NetworkKind(
-        "series",
-        lambda need, **more: TimeSeriesCNN(need.shape[0], need.outputs, **more),
-        {"width": LayerSize},
-    ),
+    "cnn-1d": NetworkKind("series", _build_time_series_cnn, {"width": LayerSize}),
     "lstm": _make_recurrent_kind("lstm"),
     "gru": _make_recurrent_kind("gru"),
     "gpt": NetworkKind(
-        "tokens", _build_gpt, {"layers": LayerSize, "width": LayerSize, "heads": LayerSize}
+        "tokens", _build_gpt, dict.fromkeys(("layers", "width", "heads"), LayerSize)
     ),
-    "llama": NetworkKind(
-        "tokens",
-        _build_llama,
-        {
-            "path": NonEmptyText,
-            "rank": Annotated[int, Ge(1), Le(4096)],
-            "alpha": PositiveFloat,
-            "targets": NonEmptyText | list[NonEmptyText],
-            "dtype": Literal["float32", "bfloat16"],
-            "recompute": bool,
-            "seeds": Annotated[int, Ge(0), Le(1 << 20)],
-        },
-    ),
+    "llama": NetworkKind("tokens", _build_llama, LLAMA_OPTIONS),
 }
 NETWORK_NAMES = ("auto", *PAPER_CNNS, *NETWORK_KINDS)
 

@@ -82,21 +82,12 @@ def validate_on_samples(
             )
         else:
             _check_sample_independence(judging, x, out, name)
-    validate_per_sample(
-        _call_on_outputs(
-            objective.losses, f"the loss of {_name_objective(objective)}", out, y, name
-        ),
-        y,
-        objective,
-        "losses",
-    )
-    for judge in objective.evaluation_metrics:
-        validate_per_sample(
-            _call_on_outputs(judge.of, f"the metric {judge.name!r}", out, y, name),
-            y,
-            judge,
-            f"{judge.name}.of",
-        )
+    loss = f"the loss of {_name_objective(objective)}"
+    losses = _call_on_outputs(objective.losses, loss, out, y, name)
+    validate_per_sample(losses, y, objective, "losses")
+    for metric in objective.evaluation_metrics:
+        values = _call_on_outputs(metric.of, f"the metric {metric.name!r}", out, y, name)
+        validate_per_sample(values, y, metric, f"{metric.name}.of")
 
 
 def _apply_transform(transform: Any, x: Tensor, rng: torch.Generator) -> Tensor:
@@ -122,17 +113,15 @@ def _check_sample_independence(net: nn.Module, x: Tensor, out: Any, name: str) -
     alone.
     """
     try:
-        one, both = next(iter_output_tensors(net(x[:1].clone()))), next(iter_output_tensors(out))
+        one, both = (next(iter_output_tensors(o)) for o in (net(x[:1].clone()), out))
     except Exception as why:  # torch and the network's own code raise many kinds
         raise BadInput(
             f"{name} cannot judge a sample by itself: {format_one_line(why, 160)}; let its"
             " BatchNorm keep running statistics"
         ) from why
-    if (
-        one.ndim
-        and len(both) == len(x)
-        and not torch.allclose(one[0], both[0], 1e-2, 1e-4, equal_nan=True)
-    ):
+    if not one.ndim or len(both) != len(x):
+        return
+    if not torch.allclose(one[0], both[0], 1e-2, 1e-4, equal_nan=True):
         log.warning(
             "%s judges a sample by those beside it (BatchNorm without running statistics?): its"
             " metrics hang on which samples are judged together",

@@ -24,15 +24,10 @@ def make_free_rider_reply(
 ) -> Reply:
     """A reply in the form that the task asks for, made of the models that the client was sent."""
     part = runner.get_part(task)
-    way = (
-        w - client_state[PREVIOUS_MODEL_KEY]
-        if PREVIOUS_MODEL_KEY in client_state
-        else torch.zeros_like(w)
-    )
+    way = w - client_state.get(PREVIOUS_MODEL_KEY, w)
     rng = make_stream(task.seed, "free-rider", task.t, task.client)
-    u = _fabricate_update(
-        way, w, how, torch.from_numpy(rng.normal(size=len(w))).to(w.dtype), runner.layout.trainable
-    )
+    noise = torch.from_numpy(rng.normal(size=len(w))).to(w.dtype)
+    u = _fabricate_update(way, w, how, noise, runner.layout.trainable)
     coordinates = part.coordinates
     u = u if coordinates is None else u[coordinates]
     encoder = make_stream(task.seed, "encode", task.t, task.client)

@@ -194,18 +194,15 @@ def validate_metrics(judges: Sequence[MetricLike]) -> None:
 
 def validate_per_sample(values: Any, target: Tensor, owner: Any, what: str) -> Tensor:
     """What an objective or a metric gives, if it is of each sample."""
-    if not isinstance(values, Tensor) or values.shape[:1] != target.shape[:1]:
-        got = (
-            f"a tensor of {tuple(values.shape)}"
-            if isinstance(values, Tensor)
-            else f"a {type(values).__name__}"
-        )
-        name = f"{type(owner).__name__} {what}"
-        raise BadInput(
-            f"{name} gave {got}, not one value for each sample; leave the mean out"
-            " (reduction='none')"
-        )
-    return values
+    if isinstance(values, Tensor) and values.shape[:1] == target.shape[:1]:
+        return values
+    given = f"a {type(values).__name__}"
+    if isinstance(values, Tensor):
+        given = f"a tensor of {tuple(values.shape)}"
+    raise BadInput(
+        f"{type(owner).__name__} {what} gave {given}, not one value for each sample; leave the mean"
+        " out (reduction='none')"
+    )
 
 
 @lru_cache(maxsize=16)

@@ -137,11 +137,8 @@ class Adam(Link):
     supports_client_batches: ClassVar[bool] = True
 
     def begin_round(self, w: Tensor, local: ClientContext, client_state: Tensors) -> Tensors:
-        return {
-            "m": torch.zeros_like(w),
-            "v": torch.zeros_like(w),
-            "s": torch.zeros_like(w[..., :1]),
-        }
+        moments = {"m": torch.zeros_like(w), "v": torch.zeros_like(w)}
+        return {**moments, "s": torch.zeros_like(w[..., :1])}
 
     def step(self, g: Tensor, w: Tensor, state: Tensors) -> tuple[Tensor, Tensors]:
         m = torch.lerp(g, state["m"], self.beta1)

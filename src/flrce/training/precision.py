@@ -47,16 +47,13 @@ def use_deterministic_kernels(
     if device.type != "cuda":
         yield
         return
-    before, warned = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
+    before = torch.are_deterministic_algorithms_enabled()
+    warned = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         with use_precision(precision), warnings.catch_warnings():
-            warnings.filterwarnings(
-                "once", message=".*does not have a deterministic implementation.*"
-            )
+            missing = ".*does not have a deterministic implementation.*"
+            warnings.filterwarnings("once", message=missing)
             yield
     finally:
         torch.use_deterministic_algorithms(before, warn_only=warned)

@@ -44,9 +44,8 @@ class TrainingResult:
     w: Tensor  # (size,) the local vector after the last step, where the one was that it began with
     losses: Tensor  # (steps done,) mean loss of each batch before its step
     squares: Tensor  # (steps,) mean squared per-sample loss
-    client_state: Mapping[str, Tensor] = field(
-        default_factory=dict
-    )  # what the links keep with the client
+    # what the links keep with the client
+    client_state: Mapping[str, Tensor] = field(default_factory=dict)
     extras: Mapping[str, Tensor] = field(default_factory=dict)  # what they send back
 
 
@@ -262,33 +261,24 @@ class TorchTrainer:
         """ "loss" (n,), and the numbers of each metric (n, ...), in eval mode."""
         self.w.copy_(w)
         self.net.eval()
-        found: dict[str, list[Tensor]] = {
-            "loss": [],
-            **{judge.name: [] for judge in self.objective.evaluation_metrics},
-        }
-        two = scale_inputs(x[:2], scale, shift)
-        few = self._count_chunk_samples()
+        objective, metrics = self.objective, self.objective.evaluation_metrics
+        numbers: dict[str, list[Tensor]] = {"loss": [], **{metric.name: [] for metric in metrics}}
+        chunk = self._count_chunk_samples()
         with (
-            self._use_trainer_kernels(x, min(few, len(x))),
+            self._use_trainer_kernels(x, min(chunk, len(x))),
             torch.inference_mode(),
-            self._seed_random_layers(two, 0),
+            self._seed_random_layers(scale_inputs(x[:2], scale, shift), 0),
         ):
             self._reset_module_state()
-            for part, target in zip(x.split(few), y.split(few), strict=True):
+            for part, target in zip(x.split(chunk), y.split(chunk), strict=True):
                 out = self.net(scale_inputs(part, scale, shift))
-                found["loss"].append(
-                    validate_per_sample(
-                        self.objective.losses(out, target), target, self.objective, "losses"
-                    )
-                )
-                for judge in self.objective.evaluation_metrics:
-                    found[judge.name].append(
-                        validate_per_sample(
-                            judge.of(out, target), target, judge, f"{judge.name}.of"
-                        )
-                    )
+                losses = objective.losses(out, target)
+                numbers["loss"].append(validate_per_sample(losses, target, objective, "losses"))
+                for metric in metrics:
+                    values, name = metric.of(out, target), f"{metric.name}.of"
+                    numbers[metric.name].append(validate_per_sample(values, target, metric, name))
         self._rebind_buffers()
-        return {name: torch.cat(parts) for name, parts in found.items()}
+        return {name: torch.cat(parts) for name, parts in numbers.items()}
 
     def _compute_mean_loss(self, samples: Samples, index: Tensor) -> float:
         """The mean loss of these samples at w as it is now, in eval mode; nothing changes."""
@@ -306,12 +296,8 @@ class TorchTrainer:
 
     def _count_chunk_samples(self) -> int:
         """Samples to look at together: fewer where the network says that its answers are large."""
-        return limit_samples_per_pass(
-            self.given,
-            self.shape,
-            EVALUATION_CHUNK_SAMPLES,
-            room=4 if self.w.device.type == "cuda" else 1,
-        )
+        room = 4 if self.w.device.type == "cuda" else 1
+        return limit_samples_per_pass(self.given, self.shape, EVALUATION_CHUNK_SAMPLES, room)
 
     @contextmanager
     def _use_trainer_kernels(self, x: Tensor, n: int) -> Iterator[None]:
@@ -352,17 +338,15 @@ class TorchTrainer:
             return []
         blocks = build_layer_chain(self.given, self.shape)
         if first >= len(blocks.weight_layers):
-            raise BadInput(
-                f"first trained block {first}: the network has only {len(blocks.weight_layers)}"
-            )
+            count = len(blocks.weight_layers)
+            raise BadInput(f"first trained block {first}: the network has only {count}")
         cut = blocks.layers.index(blocks.weight_layers[first])
         modules = dict(self.net.named_modules())
         names = {layer.name for layer in blocks.layers[:cut] if layer.name}
         for name in names:
             modules[name].eval().requires_grad_(False)
-        return [
-            s.span for s in self.where.slots if s.trainable and s.name.rpartition(".")[0] in names
-        ]
+        slots = (slot for slot in self.where.slots if slot.trainable)
+        return [slot.span for slot in slots if slot.name.rpartition(".")[0] in names]
 
     def _unfreeze_blocks(self) -> None:
         for p in self.learning:
