@@ -74,8 +74,8 @@ class EntropyCodec(Codec):
 
     def decode(self, buffers: Buffers, layout: TensorSizes, rng: Generator) -> FloatArray:
         widths = self.inner.symbol_bits
-        most = entropy.limit_buffer_bytes(count_floats(layout), len(layout))
-        return self.inner.decode(entropy.restore_buffers(buffers, widths, most), layout, rng)
+        limit = entropy.limit_buffer_bytes(count_floats(layout), len(layout))
+        return self.inner.decode(entropy.restore_buffers(buffers, widths, limit), layout, rng)
 
 
 #: name of a compressor of flrce -> the code that reads and writes the same buffers

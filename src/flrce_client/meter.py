@@ -65,8 +65,8 @@ def open_meter(named: str) -> JoulesReader:
     """A meter by "module:function", or by the path of a file that holds the joules so far."""
     module, colon, function = named.partition(":")
     if colon and module.replace(".", "").replace("_", "").isalnum():
-        found: JoulesReader = getattr(importlib.import_module(module), function)
-        return found
+        reader: JoulesReader = getattr(importlib.import_module(module), function)
+        return reader
     path = Path(named)
     _read_figure(path)  # a file that holds something else is an error at once
     return lambda: _read_figure(path)

@@ -42,9 +42,9 @@ class TrainedGroupCodec(Codec):
         }
         if len(inner) + 1 != len(buffers):
             raise MalformedPayload("buffers beside the group's")
-        found = self.inner.decode(inner, _select_group(layout, group), rng)
-        u = np.zeros(count_floats(layout), found.dtype)
-        u[_mask_group(layout, group)] = found
+        values = self.inner.decode(inner, _select_group(layout, group), rng)
+        u = np.zeros(count_floats(layout), values.dtype)
+        u[_mask_group(layout, group)] = values
         return u
 
 

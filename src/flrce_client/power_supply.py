@@ -9,7 +9,7 @@ def read_battery_level(root: Path = POWER_SUPPLY_FOLDER) -> float | None:
     """From 0 to 1 over all system batteries, larger ones for more; None: there is none, or it
     cannot be read.
     """
-    found: list[tuple[float, float]] = []  # share, size
+    batteries: list[tuple[float, float]] = []  # share, size
     try:
         supplies = sorted(root.iterdir())
     except OSError:
@@ -23,9 +23,9 @@ def read_battery_level(root: Path = POWER_SUPPLY_FOLDER) -> float | None:
         share = read_number(supply / "capacity")
         size = read_number(supply / "energy_full") or read_number(supply / "charge_full") or 1.0
         if share is not None and 0 <= share <= 100:
-            found.append((share / 100, size))
-    total = sum(size for _, size in found)
-    return sum(share * size for share, size in found) / total if total else None
+            batteries.append((share / 100, size))
+    total = sum(size for _, size in batteries)
+    return sum(share * size for share, size in batteries) / total if total else None
 
 
 def get_battery_metric(root: Path = POWER_SUPPLY_FOLDER) -> dict[str, float]:

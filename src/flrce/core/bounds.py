@@ -94,15 +94,15 @@ def find_problem(piece: Any) -> str:
     """
     if not is_dataclass(piece) or isinstance(piece, type):
         return ""
-    given = {
+    fields_given = {
         f.name: getattr(piece, f.name)
         for f in fields(piece)
         if f.init and getattr(piece, f.name) is not f.default
     }
-    why, _ = get_schema(type(piece)).validate_values(given)
+    why, _ = get_schema(type(piece)).validate_values(fields_given)
     inner = (
         find_problem(value)
-        for each in given.values()
+        for each in fields_given.values()
         for value in (each if isinstance(each, tuple) else [each])
     )
     return f"{type(piece).__name__}: {why}" if why else next(filter(None, inner), "")

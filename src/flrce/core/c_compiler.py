@@ -52,9 +52,9 @@ def find_compiler() -> str:
     """The C compiler: $CC, else cc, gcc or clang on the path."""
     names = [os.environ["CC"]] if os.environ.get("CC") else ["cc", "gcc", "clang"]
     for name in names:
-        found = shutil.which(name)
-        if found:
-            return found
+        path = shutil.which(name)
+        if path:
+            return path
     raise KernelUnavailable(
         f"no C compiler ({', '.join(names)}) on the path; install gcc for faster training"
     )
@@ -66,10 +66,12 @@ def detect_target(path: str, stamp: float) -> tuple[tuple[str, ...], str, Proces
     renews the answer.
     """
     for flags in (("-march=native",), ("-mcpu=native",)):
-        said = _run_command([path, *flags, "-dM", "-E", "-x", "c", os.devnull])
-        if said.returncode == 0:
-            macros = {line.split()[1] for line in said.stdout.splitlines() if len(line.split()) > 1}
-            return flags, said.stdout, _detect_processor(macros)
+        output = _run_command([path, *flags, "-dM", "-E", "-x", "c", os.devnull])
+        if output.returncode == 0:
+            macros = {
+                line.split()[1] for line in output.stdout.splitlines() if len(line.split()) > 1
+            }
+            return flags, output.stdout, _detect_processor(macros)
     raise KernelUnavailable(f"{path} knows neither -march=native nor -mcpu=native")
 
 
@@ -119,11 +121,11 @@ def _compile_library(source: str, command: list[str], folder: Path, done: Path) 
     ) as scratch:  # a name that nobody can guess, and mode 0700
         text, built, mark = (Path(scratch) / name for name in ("net.c", "net.so", "net.sha256"))
         text.write_text(source)
-        said = _run_command([*command, "-o", str(built), str(text), "-lm"])
-        if said.returncode != 0 or not built.exists():
+        output = _run_command([*command, "-o", str(built), str(text), "-lm"])
+        if output.returncode != 0 or not built.exists():
             raise KernelUnavailable(
                 "the C compiler failed:"
-                f" {next(iter(said.stderr.strip().splitlines()), 'no message')}"
+                f" {next(iter(output.stderr.strip().splitlines()), 'no message')}"
             )
         built.chmod(0o500)
         mark.write_text(_hash_file(built))
@@ -138,11 +140,11 @@ def _is_intact(path: Path) -> bool:
     """Whether this is a build of ours that is as it was; one that is not is made again."""
     try:
         with open(path, "rb", opener=_open_without_symlinks) as f:
-            found = os.fstat(f.fileno())
+            status = os.fstat(f.fileno())
             if (
-                not stat.S_ISREG(found.st_mode)
-                or found.st_uid not in (os.geteuid(), 0)
-                or found.st_mode & 0o022
+                not stat.S_ISREG(status.st_mode)
+                or status.st_uid not in (os.geteuid(), 0)
+                or status.st_mode & 0o022
             ):
                 return False
             return (
@@ -157,13 +159,13 @@ def _check_folder_owner(folder: Path) -> None:
     """Unsupported unless only this user (or root) can write to the folder; our own is closed to
     others.
     """
-    found = folder.stat()
-    if found.st_uid not in (os.geteuid(), 0):
+    status = folder.stat()
+    if status.st_uid not in (os.geteuid(), 0):
         raise KernelUnavailable(
-            f"{folder} belongs to user {found.st_uid}; set FLRCE_CACHE to a folder of your own"
+            f"{folder} belongs to user {status.st_uid}; set FLRCE_CACHE to a folder of your own"
         )
-    if found.st_mode & 0o022:
-        folder.chmod(found.st_mode & 0o755)
+    if status.st_mode & 0o022:
+        folder.chmod(status.st_mode & 0o755)
 
 
 def _hash_file(path: Path) -> str:

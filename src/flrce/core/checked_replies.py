@@ -133,15 +133,15 @@ def average_updates(updates: Updates) -> Updates:
 
 def average_client_metrics(record: RoundRecord) -> RoundRecord:
     """The record with one figure of the model: the mean over the hold-outs' samples."""
-    known = [
+    evaluated = [
         (value, n)
         for value, n in zip(record.evaluation.holdouts, record.evaluation.held, strict=True)
         if value is not None
     ]
-    if not known:
+    if not evaluated:
         return replace(record, evaluation=replace(record.evaluation, holdouts=(), held=()))
-    samples = sum(n for _, n in known)
-    mean = sum(value * n for value, n in known) / samples
+    samples = sum(n for _, n in evaluated)
+    mean = sum(value * n for value, n in evaluated) / samples
     return replace(record, evaluation=replace(record.evaluation, holdouts=(mean,), held=(samples,)))
 
 
@@ -166,20 +166,23 @@ def add_client_evaluations(
     record: RoundRecord, replies: Sequence[Reply], engine: Engine
 ) -> RoundRecord:
     """The record with what those who counted made of w, in the order of `record.replied`."""
-    said: dict[str, ClientEvaluation] = {}
+    by_client: dict[str, ClientEvaluation] = {}
     for reply in replies:
         if isinstance(reply, Reply) and reply.judged:
-            said.setdefault(reply.client, reply.judged)  # the first is the one that counted
-    found = [said.get(client) for client in record.replied]
-    if not any(found):
+            by_client.setdefault(reply.client, reply.judged)  # the first is the one that counted
+    evaluations = [by_client.get(client) for client in record.replied]
+    if not any(evaluations):
         return record
     scale = engine.primary_metric
     evaluation = replace(
         record.evaluation,
         holdouts=tuple(
-            None if each is None else float(f"{each.value:.{METRIC_DIGITS}g}") for each in found
+            None if evaluation_of is None else float(f"{evaluation_of.value:.{METRIC_DIGITS}g}")
+            for evaluation_of in evaluations
         ),
-        held=tuple(0 if each is None else each.n for each in found),
+        held=tuple(
+            0 if evaluation_of is None else evaluation_of.n for evaluation_of in evaluations
+        ),
         metric=scale.metric,
         lower=scale.lower,
     )
@@ -195,15 +198,15 @@ def _validate_client_metric(reply: Reply, scale: PrimaryMetric, asked: bool) -> 
     if not isinstance(judged, ClientEvaluation) or not is_finite_number(
         judged.value, scale.low, scale.high
     ):
-        what = (
+        problem = (
             f"{scale.metric} {format_one_line(getattr(judged, 'value', judged), 20)!r} on its"
             " hold-out"
         )
     elif type(judged.n) is not int or not 1 <= judged.n <= MAX_SAMPLES_PER_CLIENT:
-        what = f"a hold-out of {format_one_line(judged.n, 20)} samples"
+        problem = f"a hold-out of {format_one_line(judged.n, 20)} samples"
     else:
         return reply
-    return replace(reply, payload=None, judged=None, error=f"malformed: {what}")
+    return replace(reply, payload=None, judged=None, error=f"malformed: {problem}")
 
 
 def collect_client_states(
@@ -316,10 +319,10 @@ def bill_evaluation(
     lines = price([ClientRecord(record.t, k, "evaluated", 0, 0.0, s) for k, s in evaluated])
     spent = [line.spent for line in lines]
     before = record.costs
-    more = {name: getattr(before, name) + x for name, x in sum_line_costs(lines).items()}
+    totals = {name: getattr(before, name) + x for name, x in sum_line_costs(lines).items()}
     other = {name: before.other.get(name, 0.0) + x for name, x in sum_other_costs(spent).items()}
     seconds = before.seconds + max((s.seconds for s in spent), default=0.0)
-    costs = replace(before, **more, seconds=seconds, other={**before.other, **other})
+    costs = replace(before, **totals, seconds=seconds, other={**before.other, **other})
     return replace(record, costs=costs), tuple(lines)
 
 

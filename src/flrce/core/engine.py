@@ -284,8 +284,8 @@ def add_carbon(
             return list(lines)
         grams = dynamics.compute_emissions(_list_client_work(plan, lines))
         return [
-            replace(line, spent=replace(line.spent, grams=each))
-            for line, each in zip(lines, grams, strict=True)
+            replace(line, spent=replace(line.spent, grams=emitted))
+            for line, emitted in zip(lines, grams, strict=True)
         ]
 
     return price_records
@@ -300,9 +300,9 @@ def estimate_carbon(
         return list(spent)
     now = read_clock(state.history)
     grams = dynamics.compute_emissions(
-        [(task.client, now, each) for task, each in zip(tasks, spent, strict=True)]
+        [(task.client, now, cost) for task, cost in zip(tasks, spent, strict=True)]
     )
-    return [replace(each, grams=amount) for each, amount in zip(spent, grams, strict=True)]
+    return [replace(cost, grams=amount) for cost, amount in zip(spent, grams, strict=True)]
 
 
 def update_batteries(

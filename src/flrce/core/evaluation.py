@@ -123,13 +123,13 @@ def flag_updates(G: Tensor, clients: Sequence[str]) -> dict[str, str]:
     """
     norms = G.diagonal().clamp(min=0).sqrt()
     moved = norms > 0
-    found = {
+    flags = {
         client: "zero update"
         for client, moves in zip(clients, moved.tolist(), strict=True)
         if not moves
     }
     if int(moved.sum()) < 4:  # three clients have no majority worth the name
-        return found
+        return flags
     usual = norms[moved].median()
     share = ((G < 0).sum(1) / (moved.sum() - 1)).where(moved, 0.0)
     middle = share[moved].median()
@@ -139,12 +139,12 @@ def flag_updates(G: Tensor, clients: Sequence[str]) -> dict[str, str]:
     )
     for i in (far | against).nonzero()[:, 0].tolist():
         if far[i]:
-            found[clients[i]] = f"norm {float(norms[i] / usual):.3g} times the median"
+            flags[clients[i]] = f"norm {float(norms[i] / usual):.3g} times the median"
         else:
-            found[clients[i]] = (
+            flags[clients[i]] = (
                 f"against {float(share[i]):.0%} of its peers, median {float(middle):.0%}"
             )
-    return found
+    return flags
 
 
 def find_muted_clients(history: Sequence[RoundRecord], now: Mapping[str, str]) -> set[str]:
@@ -208,14 +208,14 @@ def add_figures(
 
 def collect_figures(recipe: Recipe, after: State, event: RoundEvent) -> dict[str, float]:
     """Name -> number, of every piece that reports any about a committed round."""
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     owners: dict[str, Any] = {}
     for role, piece in recipe.iter_pieces():
         reported = piece.report_figures(after.server_state.get(role), event)
         for name, value in _validate_table(piece, "report_figures", reported).items():
             _validate_name(piece, name, owners)
-            found[name] = _validate_number(piece, name, value)
-    return found
+            figures[name] = _validate_number(piece, name, value)
+    return figures
 
 
 def add_client_figures(
@@ -224,14 +224,14 @@ def add_client_figures(
     """The clients' lines of a round with what pieces report about each."""
     by_client: dict[str, dict[str, float]] = {}
     owners: dict[str, Any] = {}
-    known = {client.client for client in clients}
+    names = {client.client for client in clients}
     for role, piece in recipe.iter_pieces():
         reported = piece.report_client_figures(after.server_state.get(role), event)
         for name, values in _validate_table(piece, "report_client_figures", reported).items():
             _validate_name(piece, name, owners)
             for k, value in _validate_table(piece, "report_client_figures", values).items():
                 client = after.roster[k] if k in range(len(after.roster)) else None
-                if client not in known:
+                if client not in names:
                     raise BadInput(
                         f"{type(piece).__name__}: figure {name!r} is of row {k!r:.20}, which had no"
                         " task in the round; report rows of event.chosen or event.updates.k"

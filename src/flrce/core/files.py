@@ -55,10 +55,10 @@ def validate_regular(path: Path | str, remedy: str, where: str = "") -> int:
     """The bytes of a regular file; BadInput where there is none, or something else in its place."""
     where = where or format_path(path)
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except (OSError, ValueError) as why:
         raise BadInput(f"{where} cannot be read ({_describe_error(why)}); {remedy}") from why
-    return _validate_kind(found, remedy, where)
+    return _validate_kind(status, remedy, where)
 
 
 @contextmanager

@@ -151,10 +151,10 @@ def estimate_upload_bytes(
     """Bytes of a task's reply: its update as its compressor sends it, dense where that is unknown,
     and its extras.
     """
-    known = estimate_payload_bytes(task, layout)
-    return (_dense_bytes(layout, dtype) if known is None else known) + _extras_bytes(
-        task, trainable
-    )
+    payload_bytes = estimate_payload_bytes(task, layout)
+    return (
+        _dense_bytes(layout, dtype) if payload_bytes is None else payload_bytes
+    ) + _extras_bytes(task, trainable)
 
 
 def estimate_payload_bytes(task: Task, layout: TensorLayout) -> int | None:

@@ -77,8 +77,8 @@ def _explain_old_or_grown(task: Task, reply: Reply, context: ReplyContext) -> st
     """Why a well-formed reply does not count: too old, or from a client that claims to have grown
     too much; "" if it counts.
     """
-    known, age = context.samples_before, context.get_age(task)
-    samples_before = 0 if known is None or task.k >= len(known) else int(known[task.k])
+    counts, age = context.samples_before, context.get_age(task)
+    samples_before = 0 if counts is None or task.k >= len(counts) else int(counts[task.k])
     if context.oldest is not None and age > context.oldest:
         return f"late: {age} rounds old"
     if 0 < MAX_SAMPLE_RATIO * samples_before < reply.n:
@@ -114,12 +114,12 @@ def match_replies(
         if not isinstance(reply, Reply) or type(reply.client) is not str:
             continue  # nothing to hold anybody to
         if reply.client not in asked:
-            known = any(type(reply.t) is int and reply.t < t for t in asked.values())
+            is_late = any(type(reply.t) is int and reply.t < t for t in asked.values())
             strays.append(
                 (
                     reply,
                     f"late: reply to round {format_one_line(reply.t, 20)}"
-                    if known
+                    if is_late
                     else "nobody asked",
                 )
             )

@@ -95,16 +95,16 @@ def get_available_memory() -> int | None:
     """Bytes that can still be had: what the system has left, or what its control group allows;
     None: unknown.
     """
-    found = []
+    limits = []
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-        found.append(1024 * int(lines["MemAvailable"].split()[0]))
+        limits.append(1024 * int(lines["MemAvailable"].split()[0]))
     elif "SC_AVPHYS_PAGES" in os.sysconf_names:
-        found.append(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        limits.append(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     if (left := _get_cgroup_memory(CGROUP_FOLDER)) is not None:
-        found.append(left)
-    return min(found, default=None)
+        limits.append(left)
+    return min(limits, default=None)
 
 
 def _get_cgroup_memory(root: Path) -> int | None:
@@ -194,14 +194,14 @@ def run_in_child(work: Callable[[], T]) -> T:
     child.start()
     there.close()
     try:
-        found: T | Exception = here.recv()
+        result: T | Exception = here.recv()
     except EOFError:  # it died without a word
         return work()
     finally:
         child.join()
-    if isinstance(found, Exception):
-        raise found
-    return found
+    if isinstance(result, Exception):
+        raise result
+    return result
 
 
 def start_process(child: Any, told: bytes = b"") -> None:
@@ -246,10 +246,10 @@ def _send_result(
 
 def _list_thread_names() -> list[str]:
     """Names of this process's threads, where the system tells."""
-    found = []
+    names = []
     for comm in THREADS_FOLDER.glob("*/comm"):
         try:
-            found.append(comm.read_text())
+            names.append(comm.read_text())
         except OSError:  # it has just ended
             continue
-    return found
+    return names

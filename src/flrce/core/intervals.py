@@ -12,9 +12,9 @@ def half_width(values: ArrayLike) -> Any:
     """Half the width of the mean's interval, over the first axis; of two values at least."""
     from scipy.special import stdtrit  # a single run needs none of scipy
 
-    found = np.asarray(values, float)
-    n = len(found)
-    return stdtrit(n - 1, 0.975) * found.std(0, ddof=1) / n**0.5
+    array = np.asarray(values, float)
+    n = len(array)
+    return stdtrit(n - 1, 0.975) * array.std(0, ddof=1) / n**0.5
 
 
 @dataclass(frozen=True)

@@ -155,9 +155,9 @@ def sum_rotated_blocks(U: Tensor, signs: Tensor, offsets: Tensor, k: int) -> Ten
     code = _load_library() if _is_supported(U) else None
     if code is None:
         return None
-    found = torch.zeros(len(U), 2 * k)
-    code.turned(*_table_arguments(U), signs.data_ptr(), offsets.data_ptr(), k, found.data_ptr())
-    return found
+    sums = torch.zeros(len(U), 2 * k)
+    code.turned(*_table_arguments(U), signs.data_ptr(), offsets.data_ptr(), k, sums.data_ptr())
+    return sums
 
 
 def _is_supported(U: Tensor) -> bool:
@@ -191,8 +191,8 @@ def _load_library() -> ctypes.CDLL | None:
     code.mean.argtypes = [*TABLE_ARGTYPES, POINTER, DOUBLE, POINTER, POINTER]
     code.turned.argtypes = [*TABLE_ARGTYPES, POINTER, POINTER, LONG, POINTER]
     code.subtract.argtypes = [POINTER, POINTER, LONG, POINTER]
-    for each in (code.gram, code.mean, code.turned):
-        each.restype = None
+    for function in (code.gram, code.mean, code.turned):
+        function.restype = None
     code.subtract.restype = ctypes.c_uint32
     code.count_tile_rows.restype = LONG
     return code

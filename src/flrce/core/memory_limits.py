@@ -41,7 +41,11 @@ def estimate_temporary_bytes(recipe: Recipe, M: int, d: int, D: int) -> int:
     tables over clients.
     """
     memory = _make_meta_state(recipe, M, d, D)
-    kept = ((f, getattr(each, f.name)) for each in memory.values() for f in list_fields(each))
+    kept = (
+        (f, getattr(piece_state, f.name))
+        for piece_state in memory.values()
+        for f in list_fields(piece_state)
+    )
     return sum(
         _count_bytes(value)
         for f, value in kept
@@ -140,24 +144,26 @@ def check_memory(
     """
     want, have = estimate_server_bytes(recipe, M, d, D, on_device), get_available_memory()
     # no more train at once than are asked
-    count, each = (min(workers[0], recipe.P), workers[1] or estimate_worker_bytes(D))
-    if want + count * each > WARNING_BYTES:
-        _warn_about_memory(want, count, each, D)
-    if have is None or want + count * each <= have:
+    count, worker_bytes = (min(workers[0], recipe.P), workers[1] or estimate_worker_bytes(D))
+    if want + count * worker_bytes > WARNING_BYTES:
+        _warn_about_memory(want, count, worker_bytes, D)
+    if have is None or want + count * worker_bytes <= have:
         return
     if want <= have:
-        fit = (have - want) // each
+        fit = (have - want) // worker_bytes
         remedy = (
             f"set engine.workers = {fit}"
             if fit
             else "lower train.batch or per_round, or take a smaller model"
         )
         raise BadInput(
-            f"{count} of engine.workers with {each / 1e9:.1f} GB each need {count * each / 1e9:.1f}"
+            f"{count} of engine.workers with {worker_bytes / 1e9:.1f} GB each need {count * worker_bytes / 1e9:.1f}"
             f" GB beside the server's {want / 1e9:.1f} GB, but {have / 1e9:.1f} GB are available;"
             f" {remedy}"
         )
-    raise BadInput(_explain_server_shortage(recipe, (M, d, D), want, have, max(count, 1) * each))
+    raise BadInput(
+        _explain_server_shortage(recipe, (M, d, D), want, have, max(count, 1) * worker_bytes)
+    )
 
 
 def _warn_about_memory(want: int, count: int, each: int, D: int) -> None:

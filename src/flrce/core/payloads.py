@@ -168,7 +168,7 @@ def validate_payload_size(payload: Payload, size: int, tensors: int) -> None:
     """
     if not isinstance(payload, Payload) or not isinstance(payload.buffers, Mapping):
         raise MalformedPayload(f"a {type(payload).__name__[:40]} is no payload")
-    buffers, most = payload.buffers, limit_payload_bytes(size, tensors)
+    buffers, limit = payload.buffers, limit_payload_bytes(size, tensors)
     if len(buffers) > 4 * tensors + 16:
         raise MalformedPayload(f"{len(buffers)} buffers for {tensors} tensors")
     for name, buffer in buffers.items():
@@ -181,9 +181,9 @@ def validate_payload_size(payload: Payload, size: int, tensors: int) -> None:
             raise MalformedPayload(
                 f"buffer {format_one_line(name, 40)!r} is no plain tensor in memory"
             )
-    if payload.nbytes > most:
+    if payload.nbytes > limit:
         raise MalformedPayload(
-            f"{payload.nbytes} bytes, more than the {most} that {size} floats can need"
+            f"{payload.nbytes} bytes, more than the {limit} that {size} floats can need"
         )
 
 
@@ -201,12 +201,12 @@ def is_plausible_cost(spent: Any) -> bool:
     """
     if not isinstance(spent, ClientCost):
         return False
-    if not all(is_finite_number(getattr(spent, name), 0, most) for name, most in COST_LIMITS):
+    if not all(is_finite_number(getattr(spent, name), 0, limit) for name, limit in COST_LIMITS):
         return False
     if not _are_plausible_amounts(spent.other):
         return False
-    most = WATTS * spent.seconds + PER_BYTE * (spent.bytes_up + spent.bytes_down)
-    return not spent.measured or spent.joules <= most
+    limit = WATTS * spent.seconds + PER_BYTE * (spent.bytes_up + spent.bytes_down)
+    return not spent.measured or spent.joules <= limit
 
 
 def _are_plausible_amounts(other: Any) -> bool:

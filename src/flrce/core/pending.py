@@ -93,9 +93,9 @@ def pack_pending_tasks(
             number = numbers.setdefault(id(tensor), free)
             free = max(free, number + 1)
             kept[number] = tensor
-    known = {id(row.pending): row for row in before.flights if isinstance(row, PackedTask)}
+    packed = {id(row.pending): row for row in before.flights if isinstance(row, PackedTask)}
     rows = tuple(
-        known.get(id(sent_task)) or PackedTask(_pack_task(recipe, sent_task, numbers), sent_task)
+        packed.get(id(sent_task)) or PackedTask(_pack_task(recipe, sent_task, numbers), sent_task)
         for sent_task in pending
     )
     bases = {one.task.t: one.w for one in pending if one.task.download is None}
@@ -104,12 +104,12 @@ def pack_pending_tasks(
 
 def unpack_pending_tasks(recipe: Recipe, async_state: AsyncState) -> list[PendingTask]:
     """The pending tasks that `pack_pending_tasks` wrote."""
-    found: list[PendingTask] = []
+    tasks: list[PendingTask] = []
     for row in async_state.flights:
         # rows of a checkpoint remember nothing
-        known = row.pending if isinstance(row, PackedTask) else None
-        found.append(known or _unpack_task(recipe, async_state, row))
-    return found
+        remembered = row.pending if isinstance(row, PackedTask) else None
+        tasks.append(remembered or _unpack_task(recipe, async_state, row))
+    return tasks
 
 
 def validate_packable(recipe: Recipe, tasks: Sequence[Task]) -> None:
@@ -178,9 +178,9 @@ def _unpack_task(recipe: Recipe, async_state: AsyncState, row: Mapping[str, Any]
     )
     if "download" not in row:
         return PendingTask(task, async_state.bases[row["t"]], row["sent"], row["due"])
-    known = dict(row["download"])
-    model = async_state.tensors[known.pop("model")]
-    task = replace(task, download=Download(**known))
+    download = dict(row["download"])
+    model = async_state.tensors[download.pop("model")]
+    task = replace(task, download=Download(**download))
     return PendingTask(task, model, row["sent"], row["due"])
 
 
@@ -210,13 +210,13 @@ def find_changes(piece: Any, like: Any) -> FieldChanges:
         return {"": piece}
     else:
         raise IncompatiblePiece(f"{type(piece).__name__} is not its {type(like).__name__}")
-    found: FieldChanges = {}
+    changes: FieldChanges = {}
     for name, (ours, theirs) in parts.items():
-        found |= {
+        changes |= {
             f"{name}.{path}" if path else name: value
             for path, value in find_changes(ours, theirs).items()
         }
-    return found
+    return changes
 
 
 def apply_changes(like: Any, told: FieldChanges) -> Any:
@@ -418,10 +418,10 @@ def find_inquiry_models(
     """Of which model each client reports its loss, and the bytes that it downloads for it."""
     if recipe.downlink.is_dense:
         return [(state.w, dense_bytes)] * len(tasks)
-    piece_state, found = state.server_state.get(MEMORY_KEY), []
+    piece_state, models = state.server_state.get(MEMORY_KEY), []
     for task in tasks:
         whole = replace(task, part=Portion())
         request = DownloadRequest(whole, engine.get_held_part(whole))
         model, size = recipe.downlink.get_inquiry_model(piece_state, state.w, request)
-        found.append((model, dense_bytes if size is None else size))
-    return found
+        models.append((model, dense_bytes if size is None else size))
+    return models

@@ -109,11 +109,11 @@ def validate_selection(selector: Any, selection: Any, M: int) -> Selection:
 
 def get_stop_reason(stop: Any, history: tuple[RoundRecord, ...]) -> str:
     """Why the rule ends the run, or ""; BadInput where it says neither."""
-    said = stop(history)
-    if said is None or isinstance(said, str):
-        return said or ""
+    reason = stop(history)
+    if reason is None or isinstance(reason, str):
+        return reason or ""
     raise BadInput(
-        f'{type(stop).__name__} returned {said!r:.60}; return why the run ends as text, or ""'
+        f'{type(stop).__name__} returned {reason!r:.60}; return why the run ends as text, or ""'
     )
 
 
@@ -144,8 +144,8 @@ def validate_final_model(average: Any, model: Any, w: Tensor) -> Tensor:
     """The final model, if it is one."""
     if model is not w:
         _validate_shape(average, model, w)
-    found: Tensor = model
-    return found
+    checked: Tensor = model
+    return checked
 
 
 @contextmanager

@@ -117,14 +117,14 @@ def get_buffer(
     payload: Payload, name: str, dtype: torch.dtype | tuple[torch.dtype, ...], size: int
 ) -> Tensor:
     """One buffer of a payload, checked; Malformed says what is wrong with it."""
-    buffer, known = payload.buffers.get(name), dtype if isinstance(dtype, tuple) else (dtype,)
+    buffer, dtypes = payload.buffers.get(name), dtype if isinstance(dtype, tuple) else (dtype,)
     if buffer is None:
         raise MalformedPayload(
             f"no buffer {name!r}; got"
             f" {', '.join(map(repr, sorted(payload.buffers)))[:80] or 'none'}"
         )
-    if buffer.dtype not in known:
-        raise MalformedPayload(f"buffer {name!r} is {buffer.dtype}, not {known[0]}")
+    if buffer.dtype not in dtypes:
+        raise MalformedPayload(f"buffer {name!r} is {buffer.dtype}, not {dtypes[0]}")
     if tuple(buffer.shape) != (size,):
         raise MalformedPayload(f"buffer {name!r} has shape {tuple(buffer.shape)}, not ({size},)")
     return buffer
@@ -164,7 +164,7 @@ class Recipe:
         client = (
             ("work", self.work),
             ("update", self.update),
-            *(("augment", each) for each in self.augment),
+            *(("augment", transform) for transform in self.augment),
         )
         for role, piece in self.iter_pieces():
             why = explain_renamed_method(piece) or explain_wrong_role(role, piece)
@@ -216,8 +216,8 @@ class Recipe:
     @property
     def partial_pieces(self) -> str:
         """The pieces that let a reply cover only some coordinates, or "" where each covers all."""
-        some = [piece for _, piece in self.iter_pieces() if piece.partial]
-        return " and ".join(type(piece).__name__ for piece in some)
+        pieces = [piece for _, piece in self.iter_pieces() if piece.partial]
+        return " and ".join(type(piece).__name__ for piece in pieces)
 
     def explain_parts(self, claim: str, remedy: str = "drop one", personal: bool = False) -> str:
         """Why a piece that needs whole updates does not work here; "" where clients hold and send
@@ -287,12 +287,12 @@ def _validate_tasks(piece: Any, tasks: Any) -> list[Task]:
     """What a trainer or a sub-model made of the tasks, if that is what it is."""
     name = type(piece).__name__
     if not isinstance(tasks, list | tuple) or not all(isinstance(task, Task) for task in tasks):
-        what = (
+        returned = (
             f"a {type(tasks).__name__}"
             if not isinstance(tasks, list | tuple)
             else "something else than tasks"
         )
-        raise BadInput(f"{name}.assign returned {what}; return the list of tasks")
+        raise BadInput(f"{name}.assign returned {returned}; return the list of tasks")
     for task in tasks:
         for key, value in task.tensors.items():
             if not isinstance(value, Tensor):

@@ -192,8 +192,8 @@ def list_end_times(history: Sequence[RoundRecord]) -> list[float]:
 
 def fill_start_times(history: Iterable[RoundRecord]) -> tuple[RoundRecord, ...]:
     """Records with the second at which each began; those that know it keep it."""
-    found: list[RoundRecord] = []
+    records: list[RoundRecord] = []
     for record in history:
-        began = max(record.began, read_clock(found))
-        found.append(record if began == record.began else replace(record, began=began))
-    return tuple(found)
+        began = max(record.began, read_clock(records))
+        records.append(record if began == record.began else replace(record, began=began))
+    return tuple(records)

@@ -144,15 +144,17 @@ def _relate_block(
     uu, vv = m.vv[k, None], m.vv[None, j]  # (P, 1), (1, j)
     uv, wv = torch.split(_multiply_with_map(U, w, m.V[j]), [len(k), 1])  # (P, j), (1, j)
     ua, aa = _select_anchor_products(offsets, R)  # (P, j) or (P, 1), (1, j) or (1, 1)
-    found = _relative_approach(uu, vv, uv, ua, aa, wv - m.av[None, j])
+    relations = _relative_approach(uu, vv, uv, ua, aa, wv - m.av[None, j])
     fresh = t - 1 <= R
-    found[:, fresh] = uv[:, fresh] / (uu * vv[:, fresh]).sqrt().clamp(min=SMALLEST_NORM)  # cossim
+    relations[:, fresh] = uv[:, fresh] / (uu * vv[:, fresh]).sqrt().clamp(
+        min=SMALLEST_NORM
+    )  # cossim
     # of one never seen, or an update of zeros, there is no opinion
     heard = (uu > 0) & (vv > 0) & (R[None] > NEVER_SEEN)
-    found = found.clamp(-1, 1).where(heard, 0.0)
+    relations = relations.clamp(-1, 1).where(heard, 0.0)
     own = (k >= j.start) & (k < j.stop)
-    found[own, k[own] - j.start] = 0.0  # j != k
-    return found
+    relations[own, k[own] - j.start] = 0.0  # j != k
+    return relations
 
 
 def _relative_approach(

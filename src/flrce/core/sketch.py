@@ -55,12 +55,12 @@ class CountSketch:
             else _copy_to_device_of(self.there, X, self.order, self.signs)
         )
         d, rest = len(order), len(order) % self.k
-        found, few = X.new_zeros(len(X), self.k), max(1, min(ROWS, FLOATS // d))
-        for rows, into in zip(X.split(few), found.split(few), strict=True):
+        sketched, rows_at_once = X.new_zeros(len(X), self.k), max(1, min(ROWS, FLOATS // d))
+        for rows, into in zip(X.split(rows_at_once), sketched.split(rows_at_once), strict=True):
             dealt = rows.index_select(1, order).mul_(signs.to(X.dtype))
             into += dealt[:, : d - rest].reshape(len(rows), d // self.k, self.k).sum(1)
             into[:, :rest] += dealt[:, d - rest :]
-        return found
+        return sketched
 
 
 @dataclass(frozen=True)
@@ -82,20 +82,20 @@ class RotatedSketch:
         if compiled is not None:
             return compiled[:, :k] + compiled[:, k:]
         x, signs, offsets = X.numpy(), self.signs.numpy(), self.offsets.tolist()
-        found = np.zeros((len(x), 2 * k), x.dtype)
+        sketched = np.zeros((len(x), 2 * k), x.dtype)
         for first in range(
             0, len(offsets), BLOCKS_PER_CALL
         ):  # numpy: on so few floats at a time its calls cost less
-            some = slice(first * k, (first + BLOCKS_PER_CALL) * k)
-            plus_or_minus = signs[some].astype(x.dtype)
-            for row, into in zip(x[:, some], found, strict=True):
+            columns = slice(first * k, (first + BLOCKS_PER_CALL) * k)
+            plus_or_minus = signs[columns].astype(x.dtype)
+            for row, into in zip(x[:, columns], sketched, strict=True):
                 signed, start = row * plus_or_minus, 0
                 for offset in offsets[first : first + BLOCKS_PER_CALL]:
                     block = signed[start : start + k]
                     into[offset : offset + len(block)] += block
                     start += k
         # what was turned past the end goes on at the start
-        return torch.from_numpy(found[:, :k] + found[:, k:])
+        return torch.from_numpy(sketched[:, :k] + sketched[:, k:])
 
 
 def sketch_on_device(X: Tensor, k: int, offsets: Tensor, signs: Tensor, bucket: Tensor) -> Tensor:
@@ -105,23 +105,23 @@ def sketch_on_device(X: Tensor, k: int, offsets: Tensor, signs: Tensor, bucket: 
     They are made in float64: other last digits than on the host.
     """
     n, blocks = len(X), max(1, FLOATS // (len(X) * k))
-    found = X.new_zeros(n, k, dtype=torch.float64)
-    for turns, some in zip(offsets.split(blocks), range(0, X.shape[1], blocks * k), strict=True):
-        signed = X[:, some : some + blocks * k] * signs[some : some + blocks * k]
+    sketched = X.new_zeros(n, k, dtype=torch.float64)
+    for turns, start in zip(offsets.split(blocks), range(0, X.shape[1], blocks * k), strict=True):
+        signed = X[:, start : start + blocks * k] * signs[start : start + blocks * k]
         signed = torch.nn.functional.pad(signed, (0, len(turns) * k - signed.shape[1]))
         # (blocks, k): the coordinate of a block that a bucket takes
         source = (bucket - turns[:, None]) % k
         dealt = signed.view(n, len(turns), k).gather(2, source.expand(n, -1, -1))
-        found += dealt.sum(1, dtype=torch.float64)
-    return found.to(X.dtype)
+        sketched += dealt.sum(1, dtype=torch.float64)
+    return sketched.to(X.dtype)
 
 
 def _copy_to_device_of(there: DeviceTensors, X: Tensor, *own: Tensor) -> tuple[Tensor, ...]:
     """A map's own tensors where X is; they are sent once."""
     if X.device not in there:
         there[X.device] = tuple(tensor_bytes.to_device_of(x, X) for x in own)
-    found: tuple[Tensor, ...] = there[X.device]
-    return found
+    copies: tuple[Tensor, ...] = there[X.device]
+    return copies
 
 
 @lru_cache(maxsize=4)

@@ -191,9 +191,9 @@ def _encode_dataclass(value: Any, put: PutTensor | None, path: str) -> list[Any]
 
 def _refuse_strays(value: Any, path: str) -> None:
     """Unsupported where an object has attributes that are no fields: they would be lost."""
-    known = {f.name for f in fields(value)}
+    names = {f.name for f in fields(value)}
     for name in getattr(value, "__dict__", ()):
-        if name not in known and not isinstance(getattr(type(value), name, None), cached_property):
+        if name not in names and not isinstance(getattr(type(value), name, None), cached_property):
             raise UnsupportedState(f"{path}.{name}", "is no field of its dataclass")
 
 
@@ -210,14 +210,14 @@ def name_class(kind: type[Any], path: str = "") -> str:
 def find_class(name: str) -> type[Any] | None:
     """A dataclass or NamedTuple of a module that is loaded, by name; None: there is none."""
     module, _, path = name.partition(":")
-    found: Any = sys.modules.get(module)
+    value: Any = sys.modules.get(module)
     for part in path.split("."):
-        found = getattr(found, part, None)
-    if not isinstance(found, type):
+        value = getattr(value, part, None)
+    if not isinstance(value, type):
         return None
     return (
-        found
-        if is_dataclass(found) or (issubclass(found, tuple) and hasattr(found, "_fields"))
+        value
+        if is_dataclass(value) or (issubclass(value, tuple) and hasattr(value, "_fields"))
         else None
     )
 
@@ -367,5 +367,5 @@ def grow_table(table: Tensor, rows: int, fill: float = 0.0) -> Tensor:
     """The table with at least this many rows."""
     if len(table) >= rows:
         return table
-    more = table.new_full((rows - len(table), *table.shape[1:]), fill)
-    return torch.cat([table, more])
+    rows_added = table.new_full((rows - len(table), *table.shape[1:]), fill)
+    return torch.cat([table, rows_added])

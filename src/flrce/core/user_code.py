@@ -248,7 +248,7 @@ def import_object(name: str, where: str) -> Any:
             " (`doctor` and `data info` do with --trust)"
         )
     try:
-        found = _import_module(module, name, where, trust)
+        imported = _import_module(module, name, where, trust)
     except BadInput:
         raise
     except ImportError as why:
@@ -266,7 +266,7 @@ def import_object(name: str, where: str) -> Any:
             f"{where} = {_quote_name(name)} cannot be imported: {type(why).__name__}: {why}"
         ) from why
     try:
-        return getattr(found, attribute)
+        return getattr(imported, attribute)
     except AttributeError as why:
         raise BadInput(f"{where} = {_quote_name(name)}: {module} has no {attribute!r}") from why
 
@@ -394,8 +394,8 @@ def find_names(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
         if MODULE_PATH.fullmatch(value):
             yield key, value
     elif isinstance(value, Mapping):
-        for inner, each in value.items():
-            yield from find_names(each, f"{key}.{inner}" if key else str(inner))
+        for inner, item in value.items():
+            yield from find_names(item, f"{key}.{inner}" if key else str(inner))
     elif isinstance(value, list | tuple):
-        for each in value:
-            yield from find_names(each, key)
+        for item in value:
+            yield from find_names(item, key)

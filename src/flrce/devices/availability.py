@@ -262,8 +262,8 @@ class JointAvailability(AvailabilityModel):
         until = np.stack([model.find_next_change(seed, crowd, at) for model in self.models])
         # absent at least until the last of those absent may come
         gone = np.where(here, -np.inf, until).max(0)
-        found: FloatArray = np.where(here.all(0), until.min(0), gone)
-        return found
+        changes_at: FloatArray = np.where(here.all(0), until.min(0), gone)
+        return changes_at
 
 
 @dataclass(frozen=True)
@@ -347,10 +347,10 @@ def find_departure_times(
     rows = np.flatnonzero(np.isinf(gone))
     now = begin[rows]
     while len(rows):
-        some = crowd.take_rows(rows)
-        now = model.find_next_change(seed, some, now)
+        clients = crowd.take_rows(rows)
+        now = model.find_next_change(seed, clients, now)
         inside = now < end[rows]
-        left = inside & ~model.is_available(seed, some, np.where(inside, now, 0.0))
+        left = inside & ~model.is_available(seed, clients, np.where(inside, now, 0.0))
         gone[rows[left]] = now[left]
         rows, now = rows[inside & ~left], now[inside & ~left]
     return gone

@@ -82,10 +82,10 @@ class PhoneBattery:
         levels, now = np.where(level < 0, first, level), since.copy()
         rows = np.flatnonzero(now < at)
         while len(rows):
-            some = crowd.take_rows(rows)
-            edge = np.minimum(charger.find_next_change(seed, some, now[rows]), at[rows])
+            clients = crowd.take_rows(rows)
+            edge = np.minimum(charger.find_next_change(seed, clients, now[rows]), at[rows])
             watts = (
-                np.where(charger.is_available(seed, some, now[rows]), self.charge_watts, 0.0)
+                np.where(charger.is_available(seed, clients, now[rows]), self.charge_watts, 0.0)
                 - self.idle_watts
             )
             levels[rows] = np.clip(

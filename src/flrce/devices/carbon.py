@@ -83,7 +83,10 @@ class CarbonGrid:
         rows = np.arange(len(self.of))
         when = [np.full(len(self.of), at + h * HOUR) for h in range(hours)]
         return np.array(
-            [float(self.mean_intensity(rows, each, np.zeros(len(rows))).mean()) for each in when]
+            [
+                float(self.mean_intensity(rows, second, np.zeros(len(rows))).mean())
+                for second in when
+            ]
         )
 
 
@@ -113,20 +116,20 @@ def build_carbon_grid(
     seed: int,
 ) -> CarbonGrid:
     """A fleet's grid: regions by name, or a seeded mix; default: all regions of the file alike."""
-    known = load_intensities(path)
+    intensities = load_intensities(path)
     if isinstance(regions, str):
         regions = {regions: 1.0}
-    mix = dict(regions) if regions else dict.fromkeys(known, 1.0)
+    mix = dict(regions) if regions else dict.fromkeys(intensities, 1.0)
     for name in mix:
-        if name not in known:
+        if name not in intensities:
             raise BadInput(
-                f"fleet.regions {name!r} is not in {path!r}; {suggest_name(name, known)}"
+                f"fleet.regions {name!r} is not in {path!r}; {suggest_name(name, intensities)}"
             )
-    hours = tuple(known[name] for name in mix)
-    begin = max(each.first for each in hours) if start is None else parse_time(start)
-    for name, each in zip(mix, hours, strict=True):
-        if not each.first <= begin < each.end_time:
-            span = format_date_range(each.first, each.end_time)
+    hours = tuple(intensities[name] for name in mix)
+    begin = max(series.first for series in hours) if start is None else parse_time(start)
+    for name, series in zip(mix, hours, strict=True):
+        if not series.first <= begin < series.end_time:
+            span = format_date_range(series.first, series.end_time)
             raise BadInput(
                 f"fleet.start {start!r} is outside the figures of {name}; they go from {span}"
             )

@@ -126,11 +126,11 @@ def read_cost_table(path: str) -> tuple[TableRow, ...]:
     where, remedy = f"fleet.costs {path!r}", "give a csv file with the columns client, hour, ..."
     lines = read_csv_rows(path, where, remedy)
     head = [cell.strip() for cell in lines[0][1]] if lines else []
-    known = ("client", "hour", *FIGURES, NETWORK_FIELD)
-    unknown = [name for name in head if name not in known]
+    columns = ("client", "hour", *FIGURES, NETWORK_FIELD)
+    unknown = [name for name in head if name not in columns]
     if "client" not in head or unknown or len(set(head)) < len(head):
         named = f"column {unknown[0]!r:.40} is unknown" if unknown else "the columns are wrong"
-        raise BadInput(f"{where}: {named}; use client, hour and some of {', '.join(known[2:])}")
+        raise BadInput(f"{where}: {named}; use client, hour and some of {', '.join(columns[2:])}")
     return tuple(
         _parse_table_row(dict(zip(head, cells, strict=False)), f"{where} line {number}")
         for number, cells in lines[1:]

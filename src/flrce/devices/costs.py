@@ -271,15 +271,15 @@ def assign_devices(
     if not by_client:
         return devices
     named = read_device_assignments(by_client)
-    known = {name: load_profile(name) for name in set(named.values())}
-    exact = {client: known[named[client]] for client in clients if client in named}
+    profiles = {name: load_profile(name) for name in set(named.values())}
+    exact = {client: profiles[named[client]] for client in clients if client in named}
     patterns = [name for name in named if any(sign in name for sign in "*?[")]
     first = ", ".join(clients[:3])
     for pattern in patterns:
         fits = fnmatch.filter(clients, pattern)
         if not fits:
             log.warning("fleet.clients: %s fits no client; the first are %s", ascii(pattern), first)
-        devices |= dict.fromkeys(fits, known[named[pattern]])
+        devices |= dict.fromkeys(fits, profiles[named[pattern]])
     if not exact and not patterns:
         log.warning("fleet.clients names none of the clients; the first are %s", first)
     return devices | exact
@@ -374,9 +374,9 @@ def count_step_traffic(
             if train:
                 out.backward()
         counts.append(counter)
-    few, many = counts
-    each = (many.moved_bytes - few.moved_bytes) / 2
-    return many.operations, max(few.moved_bytes - 2 * each, 0.0), each
+    of_two, of_four = counts
+    sample_bytes = (of_four.moved_bytes - of_two.moved_bytes) / 2
+    return of_four.operations, max(of_two.moved_bytes - 2 * sample_bytes, 0.0), sample_bytes
 
 
 def _sum_outputs(out: Any) -> Tensor:

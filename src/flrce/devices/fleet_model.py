@@ -98,10 +98,10 @@ class FleetDynamics:
         if charge is None or self.battery is None or self.charger is None:
             return levels
         mine = np.arange(len(rows)) if self.has is None else np.flatnonzero(self.has[rows])
-        some, level, since = rows[mine], charge.level.numpy(), charge.since.numpy()
-        crowd = self.crowd.take_rows(some)
+        with_battery, level, since = rows[mine], charge.level.numpy(), charge.since.numpy()
+        crowd = self.crowd.take_rows(with_battery)
         levels[mine] = self.battery.compute_levels(
-            self.seed, crowd, level[some], since[some], at[mine], self.charger
+            self.seed, crowd, level[with_battery], since[with_battery], at[mine], self.charger
         )
         return levels
 
@@ -112,12 +112,12 @@ class FleetDynamics:
         rows = self.get_indices([client for client, _, _ in works])
         at = np.array([began for _, began, _ in works])
         lasts = np.array([spent.seconds for _, _, spent in works])
-        some = self.crowd.take_rows(rows)
-        gone = find_departure_times(self.availability, self.seed, some, at, lasts) - at
+        clients = self.crowd.take_rows(rows)
+        gone = find_departure_times(self.availability, self.seed, clients, at, lasts) - at
         flat = np.full(len(works), np.inf)
         if self.battery is not None and self.charger is not None and charge is not None:
             joules = np.array([spent.joules for _, _, spent in works])
-            plugged = self.charger.is_available(self.seed, some, at)
+            plugged = self.charger.is_available(self.seed, clients, at)
             level = self.compute_battery_levels(charge, rows, at)
             mains = np.zeros(len(rows), bool) if self.has is None else ~self.has[rows]
             flat = np.where(
@@ -206,9 +206,13 @@ def build_fleet_dynamics(
     ahead = None
     if grid is not None and zones and None not in zones:
         ahead = np.array(zones, np.float64)[grid.of]
-    given = tuple(map(to_availability_model, models))
-    everyone = given[0] if len(given) == 1 else JointAvailability(given)
-    charger = None if battery is None else choose_charging_model(battery, given)
+    availability_models = tuple(map(to_availability_model, models))
+    everyone = (
+        availability_models[0]
+        if len(availability_models) == 1
+        else JointAvailability(availability_models)
+    )
+    charger = None if battery is None else choose_charging_model(battery, availability_models)
     has = None
     if battery is not None and battery.on:
         has = np.array([devices[client].name in battery.on for client in clients], bool)
@@ -225,7 +229,7 @@ def choose_charging_model(
     """The battery's own model of charging, or the first that knows, or by night."""
     if battery.charging is not None:
         return to_availability_model(battery.charging)
-    known = (model.get_charging_model() for model in models)
+    charging = (model.get_charging_model() for model in models)
     return next(
-        (model for model in known if model is not None), DiurnalAvailability(needs="charging")
+        (model for model in charging if model is not None), DiurnalAvailability(needs="charging")
     )

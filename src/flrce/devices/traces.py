@@ -221,23 +221,32 @@ def _read_flash(path: Path, needs: str) -> tuple[dict[str, IntervalList], dict[s
     events = {
         str(client): _parse_flash_events(phone["messages"]) for client, phone in table.items()
     }
-    first = min((told[0][0] for told in events.values() if told), default=datetime(2020, 1, 1))
+    first = min(
+        (phone_events[0][0] for phone_events in events.values() if phone_events),
+        default=datetime(2020, 1, 1),
+    )
     zero = first.replace(hour=0, minute=0, second=0)
     last = max(
-        ((told[-1][0] - zero).total_seconds() for told in events.values() if told), default=0.0
+        (
+            (phone_events[-1][0] - zero).total_seconds()
+            for phone_events in events.values()
+            if phone_events
+        ),
+        default=0.0,
     )
     # whole days: noon stays noon when it comes again
     period = math.ceil(max(last, 1.0) / DAY) * DAY
     return {
-        name: _find_ready_intervals(told, zero, needs) for name, told in events.items()
+        name: _find_ready_intervals(phone_events, zero, needs)
+        for name, phone_events in events.items()
     }, dict.fromkeys(events, period)
 
 
 def _parse_flash_events(messages: str) -> list[tuple[datetime, str]]:
     events = []
     for line in re.split("[\r\n]+", messages.replace("\0", "")):
-        when, _, what = line.strip().partition("\t")
-        event = what.strip().lower()
+        when, _, name = line.strip().partition("\t")
+        event = name.strip().lower()
         if event in FLASH_EVENTS:
             events.append((datetime.strptime(when.strip(), "%Y-%m-%d %H:%M:%S"), event))
     return sorted(events, key=lambda event: event[0])
@@ -246,18 +255,18 @@ def _parse_flash_events(messages: str) -> list[tuple[datetime, str]]:
 def _find_ready_intervals(
     told: list[tuple[datetime, str]], zero: datetime, needs: str
 ) -> IntervalList:
-    state, found, since = dict.fromkeys(("charging", "wifi", "dark", "locked"), False), [], None
-    for when, what in told:
-        name, value = FLASH_EVENTS[what]
+    state, intervals, since = dict.fromkeys(("charging", "wifi", "dark", "locked"), False), [], None
+    for when, event in told:
+        name, value = FLASH_EVENTS[event]
         state[name] = value
         second = (when - zero).total_seconds()
         ready = _is_ready(state, needs)
         if ready and since is None:
             since = second
         elif not ready and since is not None:
-            found.append((since, second))
+            intervals.append((since, second))
             since = None
-    return found
+    return intervals
 
 
 def _is_ready(state: Mapping[str, bool], needs: str) -> bool:

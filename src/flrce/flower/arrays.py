@@ -58,8 +58,8 @@ def _parse_header(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], in
         (1, 0): np.lib.format.read_array_header_1_0,
         (2, 0): np.lib.format.read_array_header_2_0,
     }[version]
-    found, fortran, kind = read(stream, max_header_size=MAX_HEADER_BYTES)
-    return found, fortran, kind, stream.tell()
+    shape, fortran, kind = read(stream, max_header_size=MAX_HEADER_BYTES)
+    return shape, fortran, kind, stream.tell()
 
 
 def _slice_header(data: bytes) -> bytes:
@@ -87,7 +87,7 @@ def read_array(
     ):
         raise MalformedPayload(f"{len(array.data)} bytes for {dtype} of shape {shape}")
     try:
-        found, fortran, kind, start = _retry_on_system_error(
+        stored_shape, fortran, kind, start = _retry_on_system_error(
             lambda: _parse_header(_slice_header(array.data))
         )
     except Exception as why:  # whatever numpy's parser raises on hostile bytes
@@ -96,19 +96,22 @@ def read_array(
         dtype is not None and not _is_compatible_dtype(kind.name, dtype)
     ):
         raise MalformedPayload(f"dtype {str(kind)[:40]}, not {dtype or 'a plain number'}")
-    if shape is not None and tuple(found) != tuple(shape):
-        raise MalformedPayload(f"shape {str(found)[:60]}, not {tuple(shape)}")
-    if min(found, default=0) < 0 or len(array.data) - start != math.prod(found) * kind.itemsize:
+    if shape is not None and tuple(stored_shape) != tuple(shape):
+        raise MalformedPayload(f"shape {str(stored_shape)[:60]}, not {tuple(shape)}")
+    if (
+        min(stored_shape, default=0) < 0
+        or len(array.data) - start != math.prod(stored_shape) * kind.itemsize
+    ):
         raise MalformedPayload(
-            f"{len(array.data) - start} bytes for {kind} of shape {str(found)[:60]}"
+            f"{len(array.data) - start} bytes for {kind} of shape {str(stored_shape)[:60]}"
         )
     values = np.frombuffer(array.data, kind, offset=start)
     # from a machine of the other kind
     values = values if kind.isnative else values.astype(kind.newbyteorder("="))
     try:
-        return values.reshape(found[::-1]).T if fortran else values.reshape(found)
+        return values.reshape(stored_shape[::-1]).T if fortran else values.reshape(stored_shape)
     except ValueError as why:  # no values, but more dimensions or larger ones than numpy has
-        raise MalformedPayload(f"shape {str(found)[:60]}") from why
+        raise MalformedPayload(f"shape {str(stored_shape)[:60]}") from why
 
 
 def _read_named_array(

@@ -296,8 +296,8 @@ class MessageHandler:
         runner, arrays = self.runners(local), get_model_arrays(message)
         with self.tracing.hold_shared():
             w = ArrayTemplate.from_arrays(arrays, runner.layout).pack(arrays).float()
-            found = runner.evaluate(w, index, find_personal_state(load_client_state(context)))
-        numbers = {name: values.double().numpy() for name, values in found.items()}
+            scores = runner.evaluate(w, index, find_personal_state(load_client_state(context)))
+        numbers = {name: values.double().numpy() for name, values in scores.items()}
         metrics: dict[str, Any] = {SAMPLES_KEY: len(index), "loss": float(numbers["loss"].mean())}
         for metric in runner.objective.evaluation_metrics:
             value = float(metric.value(numbers[metric.name]))

@@ -134,8 +134,8 @@ class FlowerEngine(Engine):
         """As the client says, or said before its node, or this server, was started anew; 0:
         unknown.
         """
-        known = self.online[client].n if client in self.online else 0
-        return known or self.reports.samples.get(client, 0)
+        reported = self.online[client].n if client in self.online else 0
+        return reported or self.reports.samples.get(client, 0)
 
     def annotate_tasks(self, tasks: Sequence[Task]) -> Mapping[str, Any]:
         """Which node each client is, for the ledger; nodes of a simulated fleet say nothing."""
@@ -219,8 +219,8 @@ class FlowerEngine(Engine):
         them.
         """
         self.begun = time.monotonic()
-        known = self.task_tracker.index_messages()
-        new = [one for one in pending if (one.task.client, one.task.t) not in known]
+        under_way = self.task_tracker.index_messages()
+        new = [one for one in pending if (one.task.client, one.task.t) not in under_way]
         here = [one for one in new if one.task.client in self.online]
         gone = [one.task for one in new if one.task.client not in self.online]
         for one in here:
@@ -255,8 +255,8 @@ class FlowerEngine(Engine):
         self.reports.metrics = {}
         tasks = [one.task for one in pending]
         table = None if open_ended else self._allocate_update_table(tasks)
-        found, late = self.task_tracker.collect(tasks, size, open_ended, self.parse_reply)
-        replies = self.validate_reply_metrics(found)
+        collected, late = self.task_tracker.collect(tasks, size, open_ended, self.parse_reply)
+        replies = self.validate_reply_metrics(collected)
         self.places = {}
         if self.costs is not None:
             came = {reply.client: reply for reply in replies}
@@ -283,16 +283,16 @@ class FlowerEngine(Engine):
 
     def validate_reply_metrics(self, replies: Sequence[Reply]) -> list[Reply]:
         """The round's replies; refused where an accuracy is beyond what the others' can be."""
-        most = find_accuracy_scale(list(self.reports.metrics.values()))
-        found = []
+        accuracy_scale = find_accuracy_scale(list(self.reports.metrics.values()))
+        validated = []
         for reply in replies:
             own = self.reports.get_client_metrics(reply.client)
-            odd = "" if reply.error else explain_implausible_metric(own, most)
+            odd = "" if reply.error else explain_implausible_metric(own, accuracy_scale)
             if odd:
-                found.append(replace(reply, payload=None, error=f"malformed: {odd}"))
+                validated.append(replace(reply, payload=None, error=f"malformed: {odd}"))
             else:
-                found.append(self.evaluator.add_reported_metric(reply, own, most))
-        return found
+                validated.append(self.evaluator.add_reported_metric(reply, own, accuracy_scale))
+        return validated
 
     @property
     def model_bytes(self) -> int:
@@ -341,7 +341,7 @@ class FlowerEngine(Engine):
             return Reply(task.client, task.t, error=LOST_BASE_ERROR, spent=spent, lost_base=True)
         try:
             place, key = self.places.pop(task.client, None), self.options.weight_key
-            found = read_reply(reply.content, task, self.template, sent.w, self.cap, key, place)
+            parsed = read_reply(reply.content, task, self.template, sent.w, self.cap, key, place)
         except MalformedPayload as problem:
             up = sum(count_record_bytes(arrays) for arrays in reply.content.array_records.values())
             spent = replace(spent, bytes_up=up)
@@ -351,18 +351,18 @@ class FlowerEngine(Engine):
             self.reports.get_client_metrics(client.name), PERCENT_SCALE
         )
         if odd:
-            found = replace(found, payload=None, error=f"malformed: {odd}")
-        elif found.payload and task.compressor.is_dense:
-            buffers = OneTimeBuffers(found.payload.buffers)
-            found = replace(found, payload=replace(found.payload, buffers=buffers))
-        return self._measure_reply(sent, found, seconds)
+            parsed = replace(parsed, payload=None, error=f"malformed: {odd}")
+        elif parsed.payload and task.compressor.is_dense:
+            buffers = OneTimeBuffers(parsed.payload.buffers)
+            parsed = replace(parsed, payload=replace(parsed.payload, buffers=buffers))
+        return self._measure_reply(sent, parsed, seconds)
 
     def _measure_reply(self, sent: SentTask, reply: Reply, seconds: float) -> Reply:
         """The reply with what it cost by the clocks here and by the client's own; both are
         remembered.
         """
-        client, said = sent.client, reply.spent.compute_seconds
-        compute = min(said, seconds) if said else seconds
+        client, reported = sent.client, reply.spent.compute_seconds
+        compute = min(reported, seconds) if reported else seconds
         spent = replace(
             reply.spent,
             bytes_down=sent.down.bytes_down,
@@ -414,13 +414,15 @@ class FlowerEngine(Engine):
         )
         able = {self.online[client].node: client for client in clients if self.online[client].parts}
         messages = [Message(content, node, LOSS_QUERY) for node in able]
-        known = {client: loss for client, loss in self.reports.losses.items() if client in clients}
+        losses = {client: loss for client, loss in self.reports.losses.items() if client in clients}
         for reply in self.inquiries.ask_nodes(messages)[1]:
             loss = find_metric(read_valid_metrics(reply), LOSS_KEYS)
             if loss is not None:
-                known[able[reply.metadata.src_node_id]] = loss
-        unknown = 2 * max(known.values(), default=0.0)
-        return torch.tensor([known.get(client, unknown) for client in clients], dtype=torch.float64)
+                losses[able[reply.metadata.src_node_id]] = loss
+        unknown = 2 * max(losses.values(), default=0.0)
+        return torch.tensor(
+            [losses.get(client, unknown) for client in clients], dtype=torch.float64
+        )
 
     def get_model_arrays(self, w: Tensor) -> ArrayRecord:
         """w as the user's record, made once for as long as w is the model."""
@@ -440,7 +442,7 @@ class FlowerEngine(Engine):
         the server's.
         """
         evaluator = self.evaluator
-        found = {
+        sources = {
             "train": self.reports.aggregate_training_metrics(record),
             "evaluate": evaluator.by_clients,
             "server": evaluator.by_server,
@@ -448,7 +450,9 @@ class FlowerEngine(Engine):
         self.reports.summed = None
         evaluator.clear_metrics()
         return {
-            name: metrics for name, metrics in found.items() if metrics is not None and len(metrics)
+            name: metrics
+            for name, metrics in sources.items()
+            if metrics is not None and len(metrics)
         }
 
     def made_model(self, initial: Tensor, w: Tensor, history: Sequence[RoundRecord]) -> bool:

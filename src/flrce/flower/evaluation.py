@@ -78,11 +78,13 @@ class Evaluator:
         if seen:
             return seen
         figures: Mapping[str, Any] = self.by_server or {}
-        most = find_accuracy_scale([figures])
-        accuracy = find_metric(figures, ACCURACY_KEYS, most)
+        scale = find_accuracy_scale([figures])
+        accuracy = find_metric(figures, ACCURACY_KEYS, scale)
         if accuracy is None:
             return None
-        return Evaluation(accuracy / most, accuracy / most, find_metric(figures, LOSS_KEYS) or 0.0)
+        return Evaluation(
+            accuracy / scale, accuracy / scale, find_metric(figures, LOSS_KEYS) or 0.0
+        )
 
     def ask_judges(self, messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:
         """(the messages that were sent, the answers); models that travel are counted."""
@@ -140,9 +142,9 @@ class Evaluator:
     def aggregate_evaluate(self, t: int, replies: Iterable[Message]) -> MetricRecord | None:
         """The judges' metrics as one; those without samples, or out of their range, have no say."""
         key, replies = self.options.weight_key, list(replies)
-        most = find_accuracy_scale(list(map(get_reply_metrics, replies)))
-        figures = [f for reply in replies if (f := read_valid_metrics(reply, most, key))]
-        return aggregate_metrics(figures, key, self.options.evaluate_sum, most)
+        scale = find_accuracy_scale(list(map(get_reply_metrics, replies)))
+        figures = [f for reply in replies if (f := read_valid_metrics(reply, scale, key))]
+        return aggregate_metrics(figures, key, self.options.evaluate_sum, scale)
 
     def query_clients(self, arrays: ArrayRecord, t: int) -> MetricsAndEvaluation:
         """The clients' metrics, weighted by samples, and accuracy per client and per sample where
@@ -152,26 +154,26 @@ class Evaluator:
         messages = list(self.host.configure_evaluate(t, arrays, config, self.grid))
         messages, replies = self.ask_judges(messages)
         mean = self.host.aggregate_evaluate(t, replies)
-        most, key = (
+        scale, key = (
             find_accuracy_scale(list(map(get_reply_metrics, replies))),
             self.options.weight_key,
         )
-        usable = [reply for reply in replies if _is_usable(get_reply_metrics(reply), key, most)]
-        self._store_client_metrics(usable, most)
+        usable = [reply for reply in replies if _is_usable(get_reply_metrics(reply), key, scale)]
+        self._store_client_metrics(usable, scale)
         figures, down = list(map(get_reply_metrics, usable)), self.template.nbytes * len(messages)
         if mean is None:
             return None, None
         loss = find_metric(mean, LOSS_KEYS) or 0.0
         if self.options.metrics:
             return mean, self._build_evaluation(figures, loss, down)
-        known = [
-            value for f in figures if (value := find_metric(f, ACCURACY_KEYS, most)) is not None
+        accuracies = [
+            value for f in figures if (value := find_metric(f, ACCURACY_KEYS, scale)) is not None
         ]
-        if not known:
+        if not accuracies:
             return mean, None
-        overall = find_metric(mean, ACCURACY_KEYS, most) or 0.0
-        by_client = sum(value / most for value in known) / len(known)
-        return mean, Evaluation(by_client, overall / most, loss, down)
+        overall = find_metric(mean, ACCURACY_KEYS, scale) or 0.0
+        by_client = sum(value / scale for value in accuracies) / len(accuracies)
+        return mean, Evaluation(by_client, overall / scale, loss, down)
 
     def build_config(self, t: int) -> dict[str, Any]:
         """What judges are told besides the model."""

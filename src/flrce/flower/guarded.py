@@ -250,15 +250,15 @@ class WrappedEvaluator(Evaluator):
             "evaluate", t, arrays, self.build_config(t), strategy.configure_evaluate
         )
         messages, came = self.ask_judges(messages)
-        most = find_accuracy_scale(list(map(get_reply_metrics, came)))
+        scale = find_accuracy_scale(list(map(get_reply_metrics, came)))
         key = self.options.weight_key
         sane = [
             reply
             for reply in came
-            if read_valid_metrics(reply, most, key) and len(reply.content.metric_records) == 1
+            if read_valid_metrics(reply, scale, key) and len(reply.content.metric_records) == 1
         ]
         good = [sane[i] for i in select_consistent(list(map(get_reply_metrics, sane)))]
-        self._store_client_metrics(good, most)
+        self._store_client_metrics(good, scale)
         try:
             metrics = strategy.aggregate_evaluate(t, good) if good else None
         except Exception as why:
@@ -266,10 +266,10 @@ class WrappedEvaluator(Evaluator):
                 "%s could not sum evaluations of round %d: %s", type(strategy).__name__, t, why
             )
             return None, None
-        accuracy = find_metric(metrics or {}, ACCURACY_KEYS, most)
+        accuracy = find_metric(metrics or {}, ACCURACY_KEYS, scale)
         down = self.template.nbytes * len(messages)
         return metrics, None if accuracy is None else Evaluation(
-            accuracy / most, accuracy / most, 0.0, down
+            accuracy / scale, accuracy / scale, 0.0, down
         )
 
 
@@ -361,12 +361,12 @@ def serialize_strategy(strategy: Strategy) -> Tensor:
         if value is None or isinstance(value, bool | int | float | str):
             plain[name] = value
             continue
-        kind, found = _extract_arrays(value)
+        kind, parts = _extract_arrays(value)
         if kind:
-            plain[name] = [kind, *found]
+            plain[name] = [kind, *parts]
             arrays |= {
                 f"{name}/{i}": torch.from_numpy(np.array(x, order="C"))
-                for i, x in enumerate(found.values())
+                for i, x in enumerate(parts.values())
             }
     header = json.dumps(plain).encode()
     return torch.frombuffer(
@@ -394,19 +394,19 @@ def restore_strategy(strategy: Strategy, blob: Tensor) -> None:
 def _extract_arrays(value: Any) -> tuple[str, dict[str, Any]]:
     """("array" | "list" | "dict" | "record", its arrays by name), or "" for anything else."""
     if isinstance(value, np.ndarray):
-        kind, found = "array", {"": value}
+        kind, parts = "array", {"": value}
     elif isinstance(value, ArrayRecord):
-        kind, found = "record", {name: array.numpy() for name, array in value.items()}
+        kind, parts = "record", {name: array.numpy() for name, array in value.items()}
     elif isinstance(value, dict):
-        kind, found = "dict", value
+        kind, parts = "dict", value
     elif isinstance(value, list):
-        kind, found = "list", {str(i): x for i, x in enumerate(value)}
+        kind, parts = "list", {str(i): x for i, x in enumerate(value)}
     else:
         return "", {}
     fine = all(
-        isinstance(x, np.ndarray | np.generic) and x.dtype.kind in "fiub" for x in found.values()
+        isinstance(x, np.ndarray | np.generic) and x.dtype.kind in "fiub" for x in parts.values()
     )
-    return (kind, found) if fine and all(isinstance(name, str) for name in found) else ("", {})
+    return (kind, parts) if fine and all(isinstance(name, str) for name in parts) else ("", {})
 
 
 def _rebuild_value(kind: str, found: dict[str, Any]) -> Any:

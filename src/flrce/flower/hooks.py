@@ -138,12 +138,14 @@ def run_hooked_round(strategy: Strategy, opened: OpenRound) -> Round:
     opened.use_sent_messages(messages)
     queue = MessageQueue(engine.grid)
     ids = queue.send(messages)
-    found = {
+    answers = {
         key: (reply, took)
         for key, reply, took in queue.iter_answers(ids, time.monotonic() + engine.options.timeout)
     }
-    opened.seconds = {key: took for key, (_, took) in found.items()}
-    arrays, metrics = strategy.aggregate_train(t, [found[key][0] for key in ids if key in found])
+    opened.seconds = {key: took for key, (_, took) in answers.items()}
+    arrays, metrics = strategy.aggregate_train(
+        t, [answers[key][0] for key in ids if key in answers]
+    )
     if opened.done is None:
         raise BadInput(
             f"{name}.aggregate_train must call super().aggregate_train(server_round, replies)"

@@ -176,16 +176,16 @@ class TaskTracker:
         """
         place = {(task.client, task.t): i for i, task in enumerate(tasks)}
         keys = {key: place[name] for name, key in self.index_messages().items() if name in place}
-        found, late = self._gather_replies(keys, size, open_ended, read)
+        replies, late = self._gather_replies(keys, size, open_ended, read)
         if not open_ended:
-            found |= {
+            replies |= {
                 i: self._give_up_task(
                     key, self._format_timeout() if size is None else TOO_SLOW_ERROR
                 )
                 for key, i in keys.items()
-                if i not in found
+                if i not in replies
             }
-        return [found[i] for i in sorted(found)], late
+        return [replies[i] for i in sorted(replies)], late
 
     def _gather_replies(
         self, keys: Mapping[str, int], size: int | None, open_ended: bool, read: ReplyParser
@@ -193,7 +193,7 @@ class TaskTracker:
         """(position -> reply to these messages; what came of earlier rounds). Whoever takes too
         long is given up.
         """
-        found: dict[int, Reply] = {}
+        replies: dict[int, Reply] = {}
         late: list[Reply] = []
         good = 0
         while (missing := [key for key in keys if key in self.tasks]) and (
@@ -204,8 +204,8 @@ class TaskTracker:
                 if key in self.overdue:
                     late += self._book_late_reply(key, reply)
                 else:
-                    found[keys[key]] = read(self.tasks.pop(key), reply, seconds)
-                    good += not found[keys[key]].error
+                    replies[keys[key]] = read(self.tasks.pop(key), reply, seconds)
+                    good += not replies[keys[key]].error
                 del reply  # it may be large, and the next one is on its way
                 if size is not None and good >= size and (open_ended or not self.queue.fetched):
                     break
@@ -214,10 +214,10 @@ class TaskTracker:
                 silent = [
                     key for key in missing if key in self.tasks and self.queue.sent[key] <= over
                 ]
-                found |= {
+                replies |= {
                     keys[key]: self._give_up_task(key, self._format_timeout()) for key in silent
                 }
-        return found, late
+        return replies, late
 
     def _format_timeout(self) -> str:
         return f"no reply within {self.timeout:g} s"

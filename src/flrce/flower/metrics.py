@@ -44,13 +44,13 @@ def find_accuracy_scale(figures: Sequence[Mapping[str, Any]]) -> float:
     """The largest accuracy that can be: 1, or 100 where more than half of the clients report
     percentages.
     """
-    found = [
+    accuracies = [
         f[name]
         for f in figures
         for name in ACCURACY_KEYS
         if is_finite_number(f.get(name), 0.0, PERCENT_SCALE)
     ]
-    return PERCENT_SCALE if 2 * sum(value > 1 for value in found) > len(found) else 1.0
+    return PERCENT_SCALE if 2 * sum(value > 1 for value in accuracies) > len(accuracies) else 1.0
 
 
 def average_metrics(
@@ -63,7 +63,7 @@ def average_metrics(
     Lists are averaged by element, over those of the usual length.
     """
     named = Counter(key for f in figures for key in f if key != by)
-    found: dict[str, Any] = {}
+    means: dict[str, Any] = {}
     for key in (key for key, count in named.items() if 2 * count >= len(figures)):
         pairs = [
             (f[key], float(f[by])) for f in figures if key in f and _is_usable(key, f[key], most)
@@ -71,13 +71,13 @@ def average_metrics(
         lengths = Counter(len(value) if isinstance(value, list) else -1 for value, _ in pairs)
         usual = max(lengths, key=lambda length: lengths[length], default=0)
         if usual == -1:
-            found[key] = _weighted_mean([pair for pair in pairs if not isinstance(pair[0], list)])
+            means[key] = _weighted_mean([pair for pair in pairs if not isinstance(pair[0], list)])
         elif pairs:
             same = [pair for pair in pairs if isinstance(pair[0], list) and len(pair[0]) == usual]
-            found[key] = [
+            means[key] = [
                 _weighted_mean([(value[i], n) for value, n in same]) for i in range(usual)
             ]
-    return MetricRecord(found)
+    return MetricRecord(means)
 
 
 def _is_usable(name: str, value: Any, most: float) -> bool:
@@ -138,15 +138,15 @@ def average_by_metric(
     by_samples: dict[str, float] = {}
     for metric in metrics:
         low, high = find_limits(metric)
-        known = [
+        pairs = [
             (float(f[metric.name]), float(f[by]))
             for f in figures
             if is_finite_number(f.get(metric.name), low, high)
         ]
-        if known:
-            alike[metric.name] = math.fsum(value for value, _ in known) / len(known)
-            total = math.fsum(n for _, n in known)
-            by_samples[metric.name] = math.fsum(value * n for value, n in known) / total
+        if pairs:
+            alike[metric.name] = math.fsum(value for value, _ in pairs) / len(pairs)
+            total = math.fsum(n for _, n in pairs)
+            by_samples[metric.name] = math.fsum(value * n for value, n in pairs) / total
     return alike, by_samples
 
 
@@ -158,16 +158,16 @@ def aggregate_metrics(
 
     `how`, the user's own, is given what it can sum: no NaN, and the same names from everybody.
     """
-    known = [f for f in figures if is_finite_number(f.get(by)) and f[by] > 0]
-    if not known:
+    usable = [f for f in figures if is_finite_number(f.get(by)) and f[by] > 0]
+    if not usable:
         return None
     if how is None:
-        return average_metrics(known, by, most)
+        return average_metrics(usable, by, most)
     try:
         return how(
             [
-                RecordDict({"metrics": MetricRecord(dict(known[i]))})
-                for i in select_consistent(known)
+                RecordDict({"metrics": MetricRecord(dict(usable[i]))})
+                for i in select_consistent(usable)
             ],
             by,
         )
@@ -309,10 +309,10 @@ class ClientReports:
         """(clients,) batteries as last reported, the others' mean where one did not say; None:
         nobody did.
         """
-        found = torch.tensor(
+        levels = torch.tensor(
             [self.batteries.get(client, math.nan) for client in clients], dtype=torch.float64
         )
-        return None if bool(found.isnan().all()) else found.nan_to_num(float(found.nanmean()))
+        return None if bool(levels.isnan().all()) else levels.nan_to_num(float(levels.nanmean()))
 
     def aggregate_training_metrics(self, record: RoundRecord) -> MetricRecord | None:
         """The training metrics of a round as one, from the replies that counted."""
@@ -368,24 +368,24 @@ def sum_class_totals(
     `samples` are those that each says to have judged with. What cannot be is left out, with a
     warning.
     """
-    found: list[ClassTotals] = []
+    totals: list[ClassTotals] = []
     for reply, n in zip(replies, samples, strict=True):
-        told = reply.content.config_records.get(BY_CLASS_RECORD)
-        if told is None:
+        record = reply.content.config_records.get(BY_CLASS_RECORD)
+        if record is None:
             continue
-        why = explain_invalid_totals(told, n, scale)
+        why = explain_invalid_totals(record, n, scale)
         if why:
             log.warning(
                 "node %d: %s; its figures by class do not count", reply.metadata.src_node_id, why
             )
         else:
-            found.append((told[SUMS], told[HELD]))  # type: ignore[arg-type]
-    if not found:
+            totals.append((record[SUMS], record[HELD]))  # type: ignore[arg-type]
+    if not totals:
         return None
     sums = [
-        float(sum(column)) for column in zip_longest(*(each for each, _ in found), fillvalue=0.0)
+        float(sum(column)) for column in zip_longest(*(each for each, _ in totals), fillvalue=0.0)
     ]
-    return sums, [sum(column) for column in zip_longest(*(held for _, held in found), fillvalue=0)]
+    return sums, [sum(column) for column in zip_longest(*(held for _, held in totals), fillvalue=0)]
 
 
 def explain_invalid_totals(told: Mapping[str, Any], n: Any, scale: PrimaryMetric) -> str:

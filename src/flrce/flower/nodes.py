@@ -125,13 +125,13 @@ class NodeRegistry:
         """
         online = self.online = set(self.grid.get_node_ids())
         self._identify_newcomers(sorted(online - set(self.known) - set(self.asked.values())))
-        found: dict[str, ConnectedClient] = {}
+        clients: dict[str, ConnectedClient] = {}
         for node, client in list(self.known.items()):
             name = self.names.resolve_name(client, online) if node in online else ""
             if name:
-                found[name] = self.known[node] = replace(client, name=name)
-        self._exclude_strangers(found)
-        return {name: found[name] for name in sorted(found, key=natural_sort_key)}
+                clients[name] = self.known[node] = replace(client, name=name)
+        self._exclude_strangers(clients)
+        return {name: clients[name] for name in sorted(clients, key=natural_sort_key)}
 
     def _exclude_strangers(self, found: dict[str, ConnectedClient]) -> None:
         """Leave out nodes that go by names which are not those of the run's clients; each is logged
@@ -156,21 +156,21 @@ class NodeRegistry:
 
     def wait_for_clients(self, least: int, seconds: float) -> dict[str, ConnectedClient]:
         """As soon as `least` clients are connected, or whoever is when the time is up."""
-        end, told = time.monotonic() + seconds, 0.0
+        end, next_line = time.monotonic() + seconds, 0.0
         while (
-            len(found := self.get_connected_clients()) + self._count_unusable() < least
+            len(clients := self.get_connected_clients()) + self._count_unusable() < least
             and time.monotonic() < end
         ):
-            if time.monotonic() > told:
+            if time.monotonic() > next_line:
                 log.info(
                     "Waiting for nodes: %d of %d, %.0f s left",
-                    len(found),
+                    len(clients),
                     least,
                     end - time.monotonic(),
                 )
-                told = time.monotonic() + 10
+                next_line = time.monotonic() + 10
             time.sleep(min(0.5, max(end - time.monotonic(), 0)))
-        return found
+        return clients
 
     def record_sample_count(self, client: ConnectedClient, n: int) -> None:
         """Remember how many samples a client says it has."""

@@ -33,12 +33,12 @@ MAX_LINE_CHARACTERS = 4000
 
 def resolve_config(config: RoundConfig, t: int) -> Mapping[str, Any]:
     """What clients are told in round t."""
-    found = config(t) if callable(config) else config
-    if not isinstance(found, Mapping):
+    entries = config(t) if callable(config) else config
+    if not isinstance(entries, Mapping):
         raise BadInput(
-            f"the config of round {t} is {format_one_line(found, 40)}; use a ConfigRecord or a dict"
+            f"the config of round {t} is {format_one_line(entries, 40)}; use a ConfigRecord or a dict"
         )
-    for key, value in found.items():
+    for key, value in entries.items():
         try:
             ConfigRecord({key: value})
         except (TypeError, ValueError):
@@ -48,7 +48,7 @@ def resolve_config(config: RoundConfig, t: int) -> Mapping[str, Any]:
                 " bytes, booleans and lists of one of them can be sent: use float(...) and the"
                 " like"
             ) from None
-    return found
+    return entries
 
 
 def require_count(name: str, value: Any, least: int = 0) -> None:
@@ -122,9 +122,9 @@ def explain_untested_version(installed: str) -> str:
     >>> explain_untested_version("1.41.0")
     ''
     """
-    least, most = (tuple(map(int, text.split("."))) for text in SUPPORTED_VERSIONS.split(" to "))
-    found = tuple(int(part) for part in re.findall(r"\d+", installed)[:2])
-    if least <= found <= most:
+    first, last = (tuple(map(int, text.split("."))) for text in SUPPORTED_VERSIONS.split(" to "))
+    numbers = tuple(int(part) for part in re.findall(r"\d+", installed)[:2])
+    if first <= numbers <= last:
         return ""
     return (
         f"flwr {installed} was not tested with this version of flrce; tested were"

@@ -125,8 +125,8 @@ class MaskedEngine(FlowerEngine):
             reply = Reply(task.client, task.t, error=error, spent=self.measured.add_joules(spent))
             if node in counted and u is not None:
                 n = counted[node].num_examples
-                told = None if figure is None else ClientEvaluation(figure, n)
-                reply = replace(reply, error="", payload=Payload({"u": u}), n=n, judged=told)
+                evaluation = None if figure is None else ClientEvaluation(figure, n)
+                reply = replace(reply, error="", payload=Payload({"u": u}), n=n, judged=evaluation)
             replies.append(reply)
         return RoundReplies(replies)
 

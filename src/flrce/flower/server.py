@@ -81,7 +81,7 @@ def build_strategy(
     experiment: Experiment, federation: Federation, net: nn.Module, **settings: Any
 ) -> RecipeStrategy:
     """The experiment's recipe as a strategy; `settings` go before those of the experiment."""
-    given = {
+    defaults = {
         "seed": experiment.seed,
         "eval_every": experiment.engine.eval_every,
         "min_train_nodes": 1,
@@ -92,7 +92,7 @@ def build_strategy(
     }
     recipe = experiment.build_recipe()
     register_recipe_pieces(recipe)
-    return RecipeStrategy(recipe, **{**given, **settings})
+    return RecipeStrategy(recipe, **{**defaults, **settings})
 
 
 def to_initial_arrays(net: nn.Module) -> ArrayRecord:
@@ -156,9 +156,9 @@ def run_on_local_grid(
     with closing(
         LocalGrid(build_experiment_client(experiment, built), experiment.clients, threads=threads)
     ) as grid:
-        given = {"min_available_nodes": experiment.clients, "modelled": True}
-        given |= {"by_class": True}  # all samples are here: there is nobody to tell label counts
-        return serve(grid, experiment, state, built, **{**given, **settings})
+        defaults = {"min_available_nodes": experiment.clients, "modelled": True}
+        defaults |= {"by_class": True}  # all samples are here: there is nobody to tell label counts
+        return serve(grid, experiment, state, built, **{**defaults, **settings})
 
 
 def build_cost_model(
@@ -190,5 +190,5 @@ def _build_data_and_model(text: str, trust: Trust) -> DataAndModel:
 
 def _find_common_profile(experiment: Experiment) -> str | None:
     """The device that models joules, where all clients have the same."""
-    told = experiment.fleet
-    return told.profile if isinstance(told.profile, str) and not told.clients else None
+    fleet = experiment.fleet
+    return fleet.profile if isinstance(fleet.profile, str) and not fleet.clients else None

@@ -284,8 +284,8 @@ class Session:
 
     def _collect_metrics(self, record: RoundRecord) -> dict[str, Any]:
         """What is known of a round besides our own figures, as plain data."""
-        ours, found = to_flower_metrics(record), self.engine.collect_round_metrics(record)
-        plain = {name: dict(metrics) for name, metrics in found.items()}
+        ours, reported = to_flower_metrics(record), self.engine.collect_round_metrics(record)
+        plain = {name: dict(metrics) for name, metrics in reported.items()}
         trained = {key: value for key, value in plain.pop("train", {}).items() if key not in ours}
         return {**({"train": trained} if trained else {}), **plain}
 

@@ -59,10 +59,10 @@ class FlrceStrategy(Strategy):
     @classmethod
     def refuse_unknown(cls, given: Mapping[str, Any]) -> None:
         """BadInput for settings that no strategy of ours has."""
-        known = inspect.signature(FlrceStrategy.__init__).parameters
+        shared = inspect.signature(FlrceStrategy.__init__).parameters
         own = inspect.signature(cls.__init__).parameters
         refuse_unknown_arguments(
-            cls.__name__, given, [name for name in {**own, **known} if name not in NO_SETTINGS]
+            cls.__name__, given, [name for name in {**own, **shared} if name not in NO_SETTINGS]
         )
 
     def __init__(
@@ -210,9 +210,9 @@ class FlrceStrategy(Strategy):
             staying = {slot.name for slot in runner.layout.personal}
             arrays = ArrayRecord({key: x for key, x in arrays.items() if key not in staying})
         template = ArrayTemplate.from_arrays(arrays, runner.layout if runner else None)
-        own, known = list_overridden_hooks(self, FlrceStrategy), self._known
+        own, context = list_overridden_hooks(self, FlrceStrategy), self._known
         host = self if {"configure_evaluate", "aggregate_evaluate"} & set(own) else None
-        engine = self.build_engine(grid, template, options, runner, known.costs, host)
+        engine = self.build_engine(grid, template, options, runner, context.costs, host)
         w = template.pack(arrays)
         engine.held.initial = fingerprint_model(w)
         P = read_setting(self.folder, "per_round")
@@ -223,9 +223,9 @@ class FlrceStrategy(Strategy):
             w,
             T,
             self.folder,
-            known.experiment or format_settings(recipe, T, options.seed),
-            known.partition,
-            known.watch,
+            context.experiment or format_settings(recipe, T, options.seed),
+            context.partition,
+            context.watch,
         )
         if self.by_fraction:
             session.resized = lambda connected: self._complete_recipe(

@@ -117,10 +117,10 @@ def _write_pieces(role: str, pieces: Sequence[Any], key: str) -> dict[str, Any]:
 
 
 def _read_pieces(role: str, config: Mapping[str, Any], key: str) -> tuple[Any, ...]:
-    found: list[Any] = []
-    while f"{key}.{len(found)}" in config and len(found) < MAX_PIECES_PER_TASK:
-        found.append(read_piece(role, config, f"{key}.{len(found)}"))
-    return tuple(found)
+    pieces: list[Any] = []
+    while f"{key}.{len(pieces)}" in config and len(pieces) < MAX_PIECES_PER_TASK:
+        pieces.append(read_piece(role, config, f"{key}.{len(pieces)}"))
+    return tuple(pieces)
 
 
 def write_piece(role: str, piece: Any, key: str) -> dict[str, Any]:
@@ -180,11 +180,11 @@ def write_reply(
 ) -> RecordDict:
     """A client's answer with its encoded payload; `metrics` are the user's own."""
     assert reply.payload is not None
-    told: dict[str, Any] = {KEY_PREFIX + "base": reply.base} if reply.base else {}
+    echo: dict[str, Any] = {KEY_PREFIX + "base": reply.base} if reply.base else {}
     if reply.steps is not None:
-        told |= {KEY_PREFIX + "steps": reply.steps}
+        echo |= {KEY_PREFIX + "steps": reply.steps}
     if reply.judged:
-        told |= {
+        echo |= {
             KEY_PREFIX + "held": float(reply.judged.value),
             KEY_PREFIX + "held-n": reply.judged.n,
         }
@@ -201,7 +201,7 @@ def write_reply(
                 {**metrics, **figures, **({} if joules is None else {"joules": joules})}
             ),
             "reply": ConfigRecord(
-                {KEY_PREFIX + "client": reply.client, KEY_PREFIX + "t": reply.t, **told}
+                {KEY_PREFIX + "client": reply.client, KEY_PREFIX + "t": reply.t, **echo}
             ),
         }
     )
@@ -229,10 +229,10 @@ def read_reply(
     t = echo.get(KEY_PREFIX + "t", task.t)
     if _is_own_reply(echo, task):
         payload = Payload(read_tensors(values, cap, {} if into is None else {"u": into}))
-        more = read_tensors(extras, cap)
-        up = count_upload_bytes(payload.buffers, more)
+        sent_beside = read_tensors(extras, cap)
+        up = count_upload_bytes(payload.buffers, sent_beside)
     else:
-        payload, more = template.pack_update(values, w, into), {}
+        payload, sent_beside = template.pack_update(values, w, into), {}
         up = template.count_float_bytes(values)
     if weight_key not in metrics:
         raise MalformedPayload(
@@ -249,7 +249,7 @@ def read_reply(
         n=int(n) if isinstance(n, float) and n.is_integer() else n,  # type: ignore[arg-type]
         loss=_find_number(metrics, "train_loss", "loss") or 0.0,
         loss_square=_find_number(metrics, "loss-square") or 0.0,
-        extras=more,
+        extras=sent_beside,
         steps=echo.get(KEY_PREFIX + "steps"),  # type: ignore[arg-type]
         spent=_read_cost(metrics, up, framing),
         base=echo.get(KEY_PREFIX + "base", ""),  # type: ignore[arg-type]
@@ -305,5 +305,5 @@ def _read_cost(metrics: Mapping[str, Any], up: int, framing: int) -> ClientCost:
 
 def _find_number(figures: Mapping[str, Any], *names: str) -> float | None:
     """The first of these metrics that is a number in bounds."""
-    found = (figures.get(name) for name in names)
-    return next((float(v) for v in found if is_finite_number(v)), None)  # type: ignore[arg-type]
+    values = (figures.get(name) for name in names)
+    return next((float(v) for v in values if is_finite_number(v)), None)  # type: ignore[arg-type]

@@ -43,7 +43,7 @@ def register_recipe_pieces(recipe: Recipe) -> None:
     """Register what clients need of a recipe that this process has built from its own settings."""
     chain = recipe.chain.links if recipe.chain is not None else ()
     client = [("link", link) for link in chain]
-    client += [("augment", each) for each in recipe.augment]
+    client += [("augment", transform) for transform in recipe.augment]
     for role, piece in (*client, ("compressor", recipe.compressor)):
         for inner_role, inner in _list_nested_pieces(role, piece):
             _register_class(inner_role, type(inner))
@@ -67,8 +67,8 @@ def _register_class(role: str, kind: type) -> None:
 def register_installed_pieces() -> None:
     """Register links and compressors of installed packages; once per process."""
     for point in entry_points(group=ENTRY_POINTS):
-        found = point.load()
-        kinds = vars(found).values() if isinstance(found, ModuleType) else (found,)
+        loaded = point.load()
+        kinds = vars(loaded).values() if isinstance(loaded, ModuleType) else (loaded,)
         for kind in kinds:
             if inspect.isclass(kind) and not inspect.isabstract(kind):
                 if issubclass(kind, Link) and kind is not Link:
@@ -98,8 +98,8 @@ def _find_annotated_roles(kind: type) -> Mapping[str, str]:
         hints = typing.get_type_hints(kind)
     except (NameError, TypeError, AttributeError):  # a name that is imported for type checks only
         return {}
-    found = {name: _find_role(hint) for name, hint in hints.items()}
-    return {name: role for name, role in found.items() if role}
+    roles = {name: _find_role(hint) for name, hint in hints.items()}
+    return {name: role for name, role in roles.items() if role}
 
 
 def _find_role(hint: Any) -> str:

@@ -40,10 +40,10 @@ def load_accountant() -> Any:
 @lru_cache(maxsize=1024)
 def compute_round_rdp(rate: float, noise: float) -> tuple[float, ...]:
     """Renyi divergence of one round at each of ORDERS: sampling rate q, noise multiplier z."""
-    found = load_accountant().compute_rdp(
+    rdp = load_accountant().compute_rdp(
         q=rate, noise_multiplier=noise, steps=1, orders=list(ORDERS)
     )
-    return tuple(float(value) for value in found)
+    return tuple(float(value) for value in rdp)
 
 
 def compute_epsilon(rdp: Sequence[float], delta: float) -> float:

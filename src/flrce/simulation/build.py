@@ -236,19 +236,19 @@ def with_given_clients(
     """The experiment whose clients are the groups of its data, where data come by client or
     data.group names them and it says nothing else; and the data, read if that was necessary.
     """
-    d, told = experiment.data, experiment.model_fields_set
-    if "partition" in d.model_fields_set and (d.partition != "given" or "clients" in told):
+    d, fields_set = experiment.data, experiment.model_fields_set
+    if "partition" in d.model_fields_set and (d.partition != "given" or "clients" in fields_set):
         return experiment, data
     if not (holds_clients(data) or d.group is not None or "partition" in d.model_fields_set):
         return _with_possible_partition(experiment, data, read)
-    if data is None and "clients" not in told:
+    if data is None and "clients" not in fields_set:
         data = read(experiment) if read else d.read_source()
-    pool = None if "clients" in told else to_source(data, **d.reader_options())
+    pool = None if "clients" in fields_set else to_source(data, **d.reader_options())
     changes: dict[str, Any] = {"data": d.model_copy(update={"partition": "given"})}
     if pool is not None and pool.group is not None:
         count = int(pool.group.max()) + 1
         changes["clients"] = count
-        if "per_round" not in told:
+        if "per_round" not in fields_set:
             changes["per_round"] = min(experiment.per_round, count)
     if "partition" not in d.model_fields_set:
         log.info(
@@ -295,9 +295,9 @@ def build_data_and_model(
         net = attach_fields(model, fields)
         if fields:
             log.info("using the PyTorch trainer; the fast kernels take networks with one input")
-    few = scale_inputs(torch.from_numpy(np.array(pool.x[:2])), pool.scale, pool.shift)
+    sample_inputs = scale_inputs(torch.from_numpy(np.array(pool.x[:2])), pool.scale, pool.shift)
     recipe = experiment.build_recipe()
-    net = finish_network(net, few, experiment, recipe.frozen)
+    net = finish_network(net, sample_inputs, experiment, recipe.frozen)
     if model is None and experiment.model.name == "auto":
         own = data is not None or experiment.data.path is not None
         chosen = resolve_network_name("auto", pool.spec)
@@ -307,12 +307,16 @@ def build_data_and_model(
     # one output for each
     counted = experiment.objective is None and pool.kind in ("classes", "tokens")
     outputs = pool.outputs if counted else None
-    validate_network(net, few, outputs, f"the inputs {describe_fields(fields)}" if fields else "")
+    validate_network(
+        net, sample_inputs, outputs, f"the inputs {describe_fields(fields)}" if fields else ""
+    )
     objective = experiment.build_objective(pool.kind, pool.preprocessing)
-    net = unwrap_network_output(net, few, objective)
-    validate_on_samples(net, few, torch.from_numpy(np.array(pool.y[:2])), objective, recipe.augment)
+    net = unwrap_network_output(net, sample_inputs, objective)
+    validate_on_samples(
+        net, sample_inputs, torch.from_numpy(np.array(pool.y[:2])), objective, recipe.augment
+    )
     if experiment.train.batch == 1:
-        validate_single_sample_batch(net, few)
+        validate_single_sample_batch(net, sample_inputs)
     return federation, net
 
 
@@ -400,10 +404,10 @@ def name_model_tensors(built: Simulation, w: Tensor) -> dict[str, Tensor]:
     """The model as named tensors: what travels, what is fixed, and what clients keep as it was at
     first.
     """
-    found = {
+    tensors = {
         name: view.clone() for name, view in built.engine.runner.layout.view_tensors(w).items()
     }
-    return add_untravelled_tensors(found, built.net)
+    return add_untravelled_tensors(tensors, built.net)
 
 
 def get_personal_models(built: Simulation, state: State) -> PersonalModels:

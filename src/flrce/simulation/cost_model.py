@@ -249,12 +249,12 @@ class FleetCostModel:
         those of 2 and of 4 samples are a line.
         """
         shape, tokens = self.runner.shape, self.federation.source.has_token_ids
-        each = count(net, shape, tokens=tokens)
+        per_sample = count(net, shape, tokens=tokens)
         if has_low_rank_layers(net):
-            few, many = 2 * count(net, shape, 2, tokens), 4 * count(net, shape, 4, tokens)
-            each = (many - few) / 2
-            self.flops[(*key, *EACH_BATCH)] = times * (few - 2 * each)
-        self.flops[key] = times * each
+            of_two, of_four = 2 * count(net, shape, 2, tokens), 4 * count(net, shape, 4, tokens)
+            per_sample = (of_four - of_two) / 2
+            self.flops[(*key, *EACH_BATCH)] = times * (of_two - 2 * per_sample)
+        self.flops[key] = times * per_sample
 
 
 def add_traffic(one: StepTraffic, other: StepTraffic) -> StepTraffic:

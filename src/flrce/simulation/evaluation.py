@@ -94,14 +94,14 @@ def compute_group_metrics(
 
 def _mean_of_finite(values: NDArray[np.float64]) -> float:
     """Over the clients that have a figure: an area under a curve needs both classes."""
-    known = values[np.isfinite(values)]
-    return float(known.mean()) if len(known) else math.nan
+    finite = values[np.isfinite(values)]
+    return float(finite.mean()) if len(finite) else math.nan
 
 
 def describe_data(federation: Federation, objective: Objective) -> dict[str, Any]:
     """What was dealt to whom, and the score of a constant prediction where there is one."""
-    found = constant_baseline(federation, objective)
-    return {**federation.describe(), **({"baseline": found} if found else {})}
+    baseline = constant_baseline(federation, objective)
+    return {**federation.describe(), **({"baseline": baseline} if baseline else {})}
 
 
 def constant_baseline(federation: Federation, objective: Objective) -> dict[str, Any]:
@@ -134,13 +134,13 @@ def _score_constant_prediction(
         return {}
     if federation.source.kind == "classes" and isinstance(objective, Classification):
         counts = np.bincount(y[train], minlength=len(federation.source.classes))
-        output, what = (
+        output, predicts = (
             _one_hot(counts),
             f"class {federation.source.classes[int(counts.argmax())]!r}",
         )
     elif federation.source.kind == "values" and isinstance(objective, Regression):
         mean = np.asarray(y[train], np.float64).mean(0)
-        output, what = (
+        output, predicts = (
             torch.from_numpy(np.atleast_1d(mean).astype(np.float32)),
             "the mean of the training values",
         )
@@ -150,7 +150,7 @@ def _score_constant_prediction(
         objective, _measure_constant_output(objective, output, y[held]), rows, 0
     )
     return {
-        "predicts": what,
+        "predicts": predicts,
         "metrics": _round_metrics(seen.metrics),
         "pooled": _round_metrics(seen.pooled),
     }

@@ -259,8 +259,8 @@ class ProcessExecutor:
     settings: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        known = {"parallel", "timeout_min"}
-        unknown = sorted(k for k in set(self.settings) - known if not k.startswith("slurm_"))
+        names = {"parallel", "timeout_min"}
+        unknown = sorted(k for k in set(self.settings) - names if not k.startswith("slurm_"))
         if unknown:
             raise BadInput(
                 f"--on processes: {unknown[0]!r} is unknown; use parallel or timeout_min"
@@ -411,7 +411,7 @@ class JobExecutor:
             executor.update_parameters(timeout_min=self.settings.get("timeout_min") or minutes)
             work = [[calls[i] for i in group.numbers] for group in groups]
             with executor.batch() if len(groups) > 1 else nullcontext():
-                jobs = [executor.submit(run_calls, some) for some in work]
+                jobs = [executor.submit(run_calls, group_calls) for group_calls in work]
             pending.update(zip(jobs, groups, strict=True))
 
 
@@ -491,11 +491,11 @@ def run_experiments_remotely(
     ]
     lost: list[str] = []
     try:
-        for i, found in send(calls, shared / "running"):
-            if isinstance(found, LostCall):
-                lost.append(f"{jobs[i][1]}: {found.why}")
+        for i, history in send(calls, shared / "running"):
+            if isinstance(history, LostCall):
+                lost.append(f"{jobs[i][1]}: {history.why}")
             else:
-                yield i, found
+                yield i, history
     finally:
         (shared / SHARED_FOLDER_MARK).unlink(missing_ok=True)
     if lost:

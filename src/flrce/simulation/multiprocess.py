@@ -77,11 +77,13 @@ def run_shared(
         for share in range(count):
             mine, theirs = context.Pipe(duplex=False)
             mates = (share % gpus, count // gpus or 1)
-            told = pickle.dumps(
+            arguments = pickle.dumps(
                 (work, list(jobs[share::count]), resume, data, device, watch is not None, *mates)
             )
-            child = context.Process(target=_run_process, args=(told, theirs, describe_starter()))
-            start_process(child, told)
+            child = context.Process(
+                target=_run_process, args=(arguments, theirs, describe_starter())
+            )
+            start_process(child, arguments)
             theirs.close()
             pipes[mine] = (share, child)
         while pipes:
@@ -108,7 +110,7 @@ def _handle_message(
     """One message of a process: a round, its results, or why it ended."""
     share, child = pipes[pipe]
     try:
-        what, value = pickle.loads(pipe.recv_bytes())  # our own process's bytes
+        kind, value = pickle.loads(pipe.recv_bytes())  # our own process's bytes
     except (EOFError, OSError):
         child.join()
         del pipes[pipe]
@@ -116,11 +118,11 @@ def _handle_message(
             f"a process with {len(results[share::count])} runs ended ({child.exitcode}); what is"
             " committed is kept, go on with --resume"
         ) from None
-    if what == "round" and watch is not None:
+    if kind == "round" and watch is not None:
         watch(share + count * value[0], value[1])
-    elif what == "failed":
+    elif kind == "failed":
         raise value
-    elif what == "done":
+    elif kind == "done":
         results[share::count] = value
         child.join()
         del pipes[pipe]
@@ -141,13 +143,15 @@ def _run_process(told: bytes, pipe: Connection, parent: Starter) -> None:
             pipe.send_bytes(pickle.dumps((what, value)))
 
     def report_round(i: int, done: Round) -> None:
-        few = replace(done.state, w=torch.empty(0), server_state={}, client_states={}, history=())
-        send_message("round", (i, replace(done, state=few, model=None)))
+        small_state = replace(
+            done.state, w=torch.empty(0), server_state={}, client_states={}, history=()
+        )
+        send_message("round", (i, replace(done, state=small_state, model=None)))
 
     try:
-        found = work(jobs, resume, data, report_round if watched else None, device, beside)
+        results = work(jobs, resume, data, report_round if watched else None, device, beside)
         # clients' models may be many
-        send_message("done", [replace(result, personal={}) for result in found])
+        send_message("done", [replace(result, personal={}) for result in results])
     except (BadInput, UnfinishedRun) as why:
         send_message("failed", why)
     except Exception as why:  # the parent raises it; one that does not travel, by its words

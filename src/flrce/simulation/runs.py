@@ -152,10 +152,10 @@ def warn_about_experiment(experiment: Experiment) -> tuple[str, ...]:
     late = explain_unreachable_rule(
         recipe.stop, experiment.rounds, experiment.engine.eval_every, sweep
     )
-    found = tuple(note for note in (late, explain_small_fleet(recipe, experiment.clients)) if note)
-    for note in found:
+    notes = tuple(note for note in (late, explain_small_fleet(recipe, experiment.clients)) if note)
+    for note in notes:
         _warn_once(note)
-    return found
+    return notes
 
 
 @cache
@@ -194,21 +194,21 @@ def _run_on_flower(
         make_folder(Path(out))
         given_network = "" if model is None else type(model).__name__
         write_model_card(Path(out), federation.source.spec.to_json(), given_network)
-    found = server.run_on_local_grid(experiment, out, built=(federation, net), watch=watch)
-    tensors = add_untravelled_tensors(dict(found.arrays.to_torch_state_dict()), net)
+    result = server.run_on_local_grid(experiment, out, built=(federation, net), watch=watch)
+    tensors = add_untravelled_tensors(dict(result.arrays.to_torch_state_dict()), net)
     where = make_layout(net, recipe.personal)
-    summary = summarize_run(found.history, where.size, where.trainable, count_frozen_bytes(net))
+    summary = summarize_run(result.history, where.size, where.trainable, count_frozen_bytes(net))
     source = federation.source
     dealt = describe_data(federation, experiment.build_objective(source.kind, source.preprocessing))
     notes = list_run_notes(
-        found.history,
+        result.history,
         dealt,
         recipe.stop,
         experiment.rounds,
         experiment.engine.eval_every,
         compute_sweep_rounds(recipe, len(federation.clients)),
     )
-    return Result(summary, found.history, tensors, None if out is None else Path(out), notes)
+    return Result(summary, result.history, tensors, None if out is None else Path(out), notes)
 
 
 def refuse_simulator_settings(experiment: Experiment) -> None:
@@ -234,14 +234,14 @@ def data_identity(experiment: Experiment) -> str:
 
 def make_cached_reader() -> Callable[[Experiment], Source]:
     """What experiments name as their data, read once however many of them ask."""
-    known: dict[str, Source] = {}
+    sources: dict[str, Source] = {}
 
     def read_data(experiment: Experiment) -> Source:
         key = data_identity(experiment)
-        if key not in known:
+        if key not in sources:
             log.info("reading %s", experiment.data.path or experiment.data.name)
-            known[key] = experiment.data.read_source()
-        return known[key]
+            sources[key] = experiment.data.read_source()
+        return sources[key]
 
     return read_data
 
@@ -295,8 +295,8 @@ def run_in_process(
             slots.callback(built[-1].engine.close)
 
         def drive(i: int) -> Result:
-            each = partial(watch, i) if watch else None
-            return _run_to_end(built[i], jobs[i][0], jobs[i][1], resume, each)
+            watch_run = partial(watch, i) if watch else None
+            return _run_to_end(built[i], jobs[i][0], jobs[i][1], resume, watch_run)
 
         before = torch.get_num_threads()
         torch.set_num_threads(1)  # the runs are the threads
@@ -395,7 +395,7 @@ def _build_result(built: Simulation, state: State, T: int, ledger: Ledger | None
         state.history, built.engine.size, built.engine.trainable, count_frozen_bytes(built.net)
     )
     sweep = compute_sweep_rounds(built.recipe, len(built.federation.clients))
-    found = list_run_notes(
+    notes = list_run_notes(
         state.history,
         built.describe_clients(),
         built.recipe.stop,
@@ -409,7 +409,7 @@ def _build_result(built: Simulation, state: State, T: int, ledger: Ledger | None
         state.history,
         model,
         ledger.folder if ledger else None,
-        found,
+        notes,
         get_personal_models(built, state),
     )
 
@@ -436,23 +436,25 @@ def run_seeds(
         (experiment.with_seed(s), out / f"seed-{s}") for s in seeds
     ]
     if choose_device(experiment) == "cuda" and experiment.engine.name != "flower":
-        found = run_together(
+        results = run_together(
             jobs, resume, watch=(lambda i, done: watch(seeds[i], done)) if watch else None
         )
     else:
-        found = []
+        results = []
         for job, where in jobs:
-            each = partial(watch, job.seed) if watch else None
-            found.append(run(job, where, resume, read(job), watch=each, allow_divergence=True))
-    summaries = [result.summary for result in found]
-    for note in dict.fromkeys(note for result in found for note in result.notes):
-        having = [seed for seed, result in zip(seeds, found, strict=True) if note in result.notes]
+            watch_seed = partial(watch, job.seed) if watch else None
+            results.append(
+                run(job, where, resume, read(job), watch=watch_seed, allow_divergence=True)
+            )
+    summaries = [result.summary for result in results]
+    for note in dict.fromkeys(note for result in results for note in result.notes):
+        having = [seed for seed, result in zip(seeds, results, strict=True) if note in result.notes]
         which = f"seed {having[0]}" if len(having) == 1 else f"{len(having)} of {len(seeds)} seeds"
         log.warning("%s", note if len(having) == len(seeds) else f"{which}: {note}")
     table = {"seeds": list(seeds), **summarize_seeds(summaries)}
     if lost := {
         str(seed): result.diverged
-        for seed, result in zip(seeds, found, strict=True)
+        for seed, result in zip(seeds, results, strict=True)
         if result.diverged
     }:
         table["diverged"] = lost

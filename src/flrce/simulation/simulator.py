@@ -147,11 +147,11 @@ class Simulator(Engine):
                 )
         answers = [_to_reply(one.task, replies[one.task.client]) for one in pending]
         booked = self.costs.book_costs(pending, answers)
-        found = [replace(reply, judged=judged.get(reply.client)) for reply in booked]
+        evaluated = [replace(reply, judged=judged.get(reply.client)) for reply in booked]
         if not isinstance(trained, RepliesWithTable):
-            return found
+            return evaluated
         return RepliesWithTable(
-            found, trained.table if len(honest) == len(pending) else None, trained.sent
+            evaluated, trained.table if len(honest) == len(pending) else None, trained.sent
         )
 
     def _collect_inputs(self, one: PendingTask, client_states: ClientStates) -> TaskInputs:
@@ -181,12 +181,12 @@ class Simulator(Engine):
             return None
         numbers = self._score_samples(w, client_states, index, rows)[head.name]
         by_client = compute_group_metrics(head, numbers, rows, len(self.federation.clients))
-        found: dict[str, Any] = {"metric": head.name, "clients": by_client}
+        table: dict[str, Any] = {"metric": head.name, "clients": by_client}
         if source.kind == "classes":
             labels = np.asarray(source.y)[index]
-            found["classes"] = compute_group_metrics(head, numbers, labels, len(source.classes))
-            found["held"] = np.bincount(labels, minlength=len(source.classes)).tolist()
-        return found
+            table["classes"] = compute_group_metrics(head, numbers, labels, len(source.classes))
+            table["held"] = np.bincount(labels, minlength=len(source.classes)).tolist()
+        return table
 
     def _score_samples(
         self,
@@ -211,7 +211,7 @@ class Simulator(Engine):
         }
         if not self.runner.layout.personal and not owns:
             return self.workers.score_models([(w, index) for w, index, _ in jobs])
-        found = []
+        scores = []
         for w, index, rows in jobs:
             parts = [
                 self.workers.score_samples(
@@ -219,10 +219,10 @@ class Simulator(Engine):
                 )
                 for row in np.unique(rows)
             ]
-            found.append(
+            scores.append(
                 {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
             )
-        return found
+        return scores
 
     @property
     def primary_metric(self) -> PrimaryMetric:
@@ -240,15 +240,15 @@ class Simulator(Engine):
             for group in groups
         ]
         head = self.runner.objective.evaluation_metrics[0]
-        found: dict[str, ClientEvaluation] = {}
+        evaluations: dict[str, ClientEvaluation] = {}
         scores = self._score_models(jobs, client_states)
         for (_, _, rows), numbers in zip(jobs, scores, strict=True):
             values = compute_client_metrics(head, numbers[head.name], rows).tolist()
             for row, value in zip(dict.fromkeys(rows.tolist()), values, strict=True):
                 if math.isfinite(value):
                     held = len(self.federation.held[row])
-                    found[self.federation.clients[row]] = ClientEvaluation(value, held)
-        return found
+                    evaluations[self.federation.clients[row]] = ClientEvaluation(value, held)
+        return evaluations
 
     def _list_holdouts(self, w: Tensor, clients: Sequence[str]) -> ScoringJob:
         """w on the hold-outs of these clients."""
@@ -258,7 +258,7 @@ class Simulator(Engine):
 
     def losses(self, models: Sequence[Tensor], clients: Sequence[str]) -> Tensor:
         """Mean loss of each client's model on its training samples."""
-        found = torch.zeros(len(clients), dtype=torch.float64)
+        losses = torch.zeros(len(clients), dtype=torch.float64)
         groups = group_by_identity(models)
         parts = [[self._get_client_samples(clients[i]) for i in group] for group in groups]
         scores = self.workers.score_models(
@@ -270,8 +270,8 @@ class Simulator(Engine):
         for group, mine, numbers in zip(groups, parts, scores, strict=True):
             ends = np.cumsum([len(part) for part in mine])[:-1]
             for i, part in zip(group, np.split(numbers["loss"], ends), strict=True):
-                found[i] = part.mean()
-        return found
+                losses[i] = part.mean()
+        return losses
 
     def estimate_inquiry(self, client: str, down: int) -> ClientCost:
         return self.costs.estimate_inquiry(client, down)

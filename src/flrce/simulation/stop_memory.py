@@ -33,8 +33,8 @@ def resolve_stop_memory(
     if not isinstance(table, dict) or not table.get("like") or table.get("earlier"):
         return experiment
     stored = _read_stored_table(out) if resume and out is not None else {}
-    found = stored or _summarize_runs(experiment, str(table["like"]), out)
-    stop = {**table, **found}
+    summary = stored or _summarize_runs(experiment, str(table["like"]), out)
+    stop = {**table, **summary}
     return experiment.model_copy(update={"recipe": {**experiment.recipe, "stop": stop}})
 
 

@@ -142,8 +142,8 @@ class WorkerProcesses:
         # a forked child has the parent's ends of all pipes as well
         forked = self.context.get_start_method() == "fork"
         inherited = [here, *(pipe for _, pipe in self.workers)] if forked else []
-        told = (self.work, there, describe_starter(), inherited)
-        process = self.context.Process(target=_serve_jobs, args=told, daemon=True)
+        arguments = (self.work, there, describe_starter(), inherited)
+        process = self.context.Process(target=_serve_jobs, args=arguments, daemon=True)
         # a signal between the fork and _serve would raise in the child as if it were the parent: it
         # waits
         before = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_SIGNALS)
@@ -372,9 +372,9 @@ def start_workers(
     name = _choose_kernel(runner, kind, task)
     if name == "native":
         return PooledWorkers(runner, count, name)
-    each = estimate_worker_bytes(runner.layout.size, _count_attention_bytes(runner, task))
-    few = count if left is None else max(1, min(count, left // each))
-    return PooledWorkers(runner, few, name, each)
+    worker_bytes = estimate_worker_bytes(runner.layout.size, _count_attention_bytes(runner, task))
+    fitting = count if left is None else max(1, min(count, left // worker_bytes))
+    return PooledWorkers(runner, fitting, name, worker_bytes)
 
 
 def _choose_kernel(runner: ClientRunner, kind: str, task: Task | None) -> str:
@@ -393,15 +393,15 @@ def _choose_kernel(runner: ClientRunner, kind: str, task: Task | None) -> str:
     if kind == "native":
         raise BadInput(f"engine.kernel = 'native': {why}; use auto or torch")
     runner.compiled = True
-    more = (
+    reason = (
         ["GRU layers by compiled steps"]
         if any(has_compiled_steps(layer) for layer in runner.net.modules())
         else []
     )
-    more += ["wide layers by compiled code"] if find_widest_layer(runner.net) else []
+    reason += ["wide layers by compiled code"] if find_widest_layer(runner.net) else []
     # the fast kernels are for classification: for other objectives this is what to expect
     level = logging.WARNING if isinstance(runner.objective, Classification) else logging.INFO
-    trainer = f"using the PyTorch trainer{' with ' if more else ''}{' and '.join(more)}"
+    trainer = f"using the PyTorch trainer{' with ' if reason else ''}{' and '.join(reason)}"
     log.log(level, "%s: %s", trainer, why)
     return "torch"
 

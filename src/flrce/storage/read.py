@@ -106,8 +106,8 @@ def read_single_run(folder: Path | str) -> RecordedRun:
     """The only run in a folder."""
     runs = read_runs([folder])
     if len(runs) > 1:
-        some = ", ".join([*(str(run.folder) for run in runs[:3]), *["..."] * (len(runs) > 3)])
-        raise BadInput(f"{folder} holds {len(runs)} runs; name one of them: {some}")
+        names = ", ".join([*(str(run.folder) for run in runs[:3]), *["..."] * (len(runs) > 3)])
+        raise BadInput(f"{folder} holds {len(runs)} runs; name one of them: {names}")
     return runs[0]
 
 
@@ -168,8 +168,8 @@ def _validate_run(run: RecordedRun) -> None:
 
 def validate_round_line(row: Mapping[str, Any]) -> RoundRecord:
     """The record of a round's line; ValueError for a wrong type or a number out of bounds."""
-    known = {key: value for key, value in row.items() if value is not None}
-    values = ROUND_LINE.validate_python(known)
+    present = {key: value for key, value in row.items() if value is not None}
+    values = ROUND_LINE.validate_python(present)
     record = RoundRecord(**values)
     figures = [value for value in values.values() if isinstance(value, int | float)]
     evaluation = record.evaluation

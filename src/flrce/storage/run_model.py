@@ -37,8 +37,8 @@ def refuse_other_targets(folder: Path, samples: Mapping[str, Any]) -> None:
     prepared = samples.get("preprocessing") or {}
     if not path.is_file() or not prepared.get("target_mean"):
         return
-    known = parse_document(path.read_bytes(), path)["samples"].get("preprocessing") or {}
-    if not known.get("target_mean"):
+    preprocessing = parse_document(path.read_bytes(), path)["samples"].get("preprocessing") or {}
+    if not preprocessing.get("target_mean"):
         raise BadInput(
             f"{folder} was made by an earlier version, in which data.standardise left the values to"
             " be learnt as they are; start the run anew in another folder"

@@ -47,8 +47,8 @@ def list_run_notes(
 def explain_divergence(history: Sequence[RoundRecord]) -> str:
     """The first round in which losses or updates diverged, and what to do; "" if none did."""
     for h in history:
-        if what := describe_diverged_updates(h) or describe_diverged_loss(h, history):
-            return _suggest_remedy(what, h)
+        if sign := describe_diverged_updates(h) or describe_diverged_loss(h, history):
+            return _suggest_remedy(sign, h)
     return ""
 
 
@@ -189,11 +189,11 @@ def explain_lagging_average(history: Sequence[RoundRecord]) -> str:
     worse = averaged - last if final.evaluation.lower else last - averaged
     if worse <= (MAX_AVERAGE_LAG if metric in SHARES else MAX_RELATIVE_LAG * abs(last)):
         return ""
-    what = "" if metric == "accuracy" else f" ({metric})"
+    metric_note = "" if metric == "accuracy" else f" ({metric})"
     return (
         f"the averaged final model scored {format_metric_value(metric, averaged)},"
         f" the last one {format_metric_value(metric, last)}"
-        f"{what} (last.safetensors): train for longer, or return the last one with"
+        f"{metric_note} (last.safetensors): train for longer, or return the last one with"
         ' recipe.average = "last"'
     )
 

@@ -179,8 +179,8 @@ def centred_clipping(U: Tensor, v: Tensor, tau: float | str, steps: int) -> Tens
     for _ in range(steps):
         away = U - v
         norms = torch.linalg.vector_norm(away, dim=1, keepdim=True)
-        most = norms.median() if isinstance(tau, str) else torch.tensor(tau, dtype=torch.float64)
-        v = v + (away * (most / norms.clamp(min=MIN_DISTANCE)).clamp(max=1)).mean(0)
+        radius = norms.median() if isinstance(tau, str) else torch.tensor(tau, dtype=torch.float64)
+        v = v + (away * (radius / norms.clamp(min=MIN_DISTANCE)).clamp(max=1)).mean(0)
     return v
 
 

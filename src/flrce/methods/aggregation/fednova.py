@@ -83,10 +83,10 @@ class FedNovaMean(Aggregator):
     def effective_steps(self, updates: Updates) -> Tensor:
         """(P,) |a_k|; of clients that do not say, the others' mean."""
         tau = torch.tensor([spent.batches for spent in updates.spent], dtype=torch.float64)
-        known = tau > 0
-        if not bool(known.any()):
+        is_known = tau > 0
+        if not bool(is_known.any()):
             return torch.ones(len(updates), dtype=torch.float64)
-        tau = torch.where(known, tau, tau[known].mean())
+        tau = torch.where(is_known, tau, tau[is_known].mean())
         rho = self.momentum
         if self.prox:
             return (1 - (1 - self.prox) ** tau) / self.prox

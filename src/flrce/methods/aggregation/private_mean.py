@@ -146,10 +146,10 @@ class PrivateMean(Aggregator):
         if not self.noise:
             return figures
         rate = get_accounted_rate(event.updates)
-        more = state.rdp + torch.tensor(compute_round_rdp(rate, self.noise), dtype=torch.float64)
+        rdp = state.rdp + torch.tensor(compute_round_rdp(rate, self.noise), dtype=torch.float64)
         return {
             "epsilon": compute_epsilon(state.rdp.tolist(), self.delta),
-            "epsilon_next": compute_epsilon(more.tolist(), self.delta),
+            "epsilon_next": compute_epsilon(rdp.tolist(), self.delta),
             **figures,
         }
 

@@ -71,9 +71,9 @@ class Krum(Aggregator):
         if why := recipe.explain_parts("krum compares whole updates", "use trimmed means"):
             return why
         if 2 * self.attackers + 3 > recipe.P:
-            most = max(recipe.P - 3, 0) // 2
+            limit = max(recipe.P - 3, 0) // 2
             return (
-                f"krum can tell apart at most (P - 3) / 2 = {most} attackers, got {self.attackers};"
+                f"krum can tell apart at most (P - 3) / 2 = {limit} attackers, got {self.attackers};"
                 " raise per_round"
             )
         return ""
@@ -113,38 +113,38 @@ class ClippedMean(Aggregator):
     def __call__(self, w: Tensor, updates: Updates, state: Any) -> Tensor:
         n = compute_reply_weights(updates.n, self.by, self.cap)
         made, d = allocate_like(w), updates.trainable
-        for some, norm in ((slice(0, d), self.norm), (slice(d, len(w)), "median")):
-            U = updates.U[:, some]
+        for span, norm in ((slice(0, d), self.norm), (slice(d, len(w)), "median")):
+            U = updates.U[:, span]
             share = tensor_bytes.to_device_of(
                 n[:, None] * self._compute_clip_factors(U, norm), w
             )  # (P, 1)
-            held = None if updates.covered is None else updates.covered[:, some]
-            for part in split_coordinates(w[some], CHUNK_COLUMNS):
+            held = None if updates.covered is None else updates.covered[:, span]
+            for part in split_coordinates(w[span], CHUNK_COLUMNS):
                 total = (share * U[:, part].double()).sum(0)
                 weight = n[:, None] * (1 if held is None else held[:, part])
                 mean = total / tensor_bytes.to_device_of(
                     weight.sum(0).clamp(min=torch.finfo(torch.float64).tiny), w
                 )
-                made[some][part] = (w[some][part].double() + mean).to(w.dtype)
+                made[span][part] = (w[span][part].double() + mean).to(w.dtype)
         return made
 
     def _compute_clip_factors(self, U: Tensor, norm: float | str) -> Tensor:
         """(P, 1) what each row is multiplied by."""
         norms = tensor_bytes.to_host(update_norms(U))[:, None]
-        most = (
+        limit = (
             norms.quantile(0.5)
             if isinstance(norm, str)
             else torch.tensor(norm, dtype=torch.float64)
         )
-        return (most / norms.clamp(min=torch.finfo(torch.float64).tiny)).clamp(max=1)
+        return (limit / norms.clamp(min=torch.finfo(torch.float64).tiny)).clamp(max=1)
 
 
 def update_norms(U: Tensor) -> Tensor:
     """(P,) norms in float64; of large models only parts are widened at a time."""
     parts = split_coordinates(U[0], CHUNK_COLUMNS)
     if len(parts) < 2:
-        found: Tensor = torch.linalg.vector_norm(U, dim=1, dtype=torch.float64)
-        return found
+        norms: Tensor = torch.linalg.vector_norm(U, dim=1, dtype=torch.float64)
+        return norms
     total = U.new_zeros(len(U), dtype=torch.float64)
     for part in parts:
         total += U[:, part].double().square_().sum(1)

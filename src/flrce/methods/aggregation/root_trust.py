@@ -39,19 +39,19 @@ class FLTrust(Aggregator):
         return ""
 
     def __call__(self, w: Tensor, updates: Updates, state: object) -> Tensor:
-        found = (updates.k == self.root).nonzero().flatten().tolist()
-        if not found or len(updates) < 2:
+        rows = (updates.k == self.root).nonzero().flatten().tolist()
+        if not rows or len(updates) < 2:
             return w
         d, U = updates.trainable, updates.U.double()
-        own = U[found[0]]
+        own = U[rows[0]]
         length = torch.linalg.vector_norm(U[:, :d], dim=1)
-        trust = (U[:, :d] @ own[:d]).clamp(min=0) / (length * length[found[0]]).clamp(min=1e-300)
-        trust[found[0]] = 0.0
+        trust = (U[:, :d] @ own[:d]).clamp(min=0) / (length * length[rows[0]]).clamp(min=1e-300)
+        trust[rows[0]] = 0.0
         total = float(trust.sum())
         if not total:
             return w
-        scale = trust * length[found[0]] / length.clamp(min=1e-300)
+        scale = trust * length[rows[0]] / length.clamp(min=1e-300)
         far = torch.linalg.vector_norm(U[:, d:], dim=1)
-        short = trust * (far[found[0]] / far.clamp(min=1e-300)).clamp(max=1)
+        short = trust * (far[rows[0]] / far.clamp(min=1e-300)).clamp(max=1)
         moved = torch.cat([scale @ U[:, :d], short @ U[:, d:]]) / total
         return (w.double() + moved).to(w.dtype)

@@ -26,8 +26,8 @@ class StalenessDiscountedMean(Aggregator):
     exponent: Annotated[float, Ge(0), Le(100)] = 0.5
 
     def __call__(self, w: Tensor, updates: Updates, state: Any) -> Tensor:
-        each = (1 + get_update_ages(updates)) ** -self.exponent
-        return add_weighted_mean(w, updates, each, float(each.mean()))
+        weights = (1 + get_update_ages(updates)) ** -self.exponent
+        return add_weighted_mean(w, updates, weights, float(weights.mean()))
 
 
 @dataclass(frozen=True)
@@ -68,16 +68,16 @@ class FedAsyncMixing(Aggregator):
         return ""
 
     def __call__(self, w: Tensor, updates: Updates, state: Any) -> Tensor:
-        found = w.double()
+        mixed = w.double()
         alpha = self.alpha * (
             self.decay if state is not None and state.rounds + 1 >= self.after else 1.0
         )
         for row, age in enumerate(get_update_ages(updates).tolist()):
             start = w if updates.base is None else updates.base[row]
-            found = torch.lerp(
-                found, start.double() + updates.U[row].double(), alpha * self.staleness_weight(age)
+            mixed = torch.lerp(
+                mixed, start.double() + updates.U[row].double(), alpha * self.staleness_weight(age)
             )
-        return found.to(w.dtype)
+        return mixed.to(w.dtype)
 
     def staleness_weight(self, age: float) -> float:
         """s(age)."""

@@ -62,8 +62,8 @@ def frugal(
     up, down, first = choose_bits(rounds)
     up = DENSE_BITS if preset in DENSE_PRESETS else up
     up, down, first = (
-        usual if given is None else given
-        for given, usual in ((bits_up, up), (bits_down, down), (bits_first, first))
+        usual if wanted is None else wanted
+        for wanted, usual in ((bits_up, up), (bits_down, down), (bits_first, first))
     )
     base = replace(
         fedavg(P, **local),

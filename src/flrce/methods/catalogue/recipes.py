@@ -54,8 +54,8 @@ def flrce(
     if preset in OLD_PRESETS and (preset != "hardened" or psi is None):
         return _build_old_preset(psi, preset, P, **local)
     if preset not in RELATIONSHIP_PRESETS:
-        known = dict.fromkeys((*RELATIONSHIP_PRESETS, *OLD_PRESETS))
-        raise BadInput(f"recipe.preset = {preset!r}: {suggest_name(preset, known)}")
+        presets = dict.fromkeys((*RELATIONSHIP_PRESETS, *OLD_PRESETS))
+        raise BadInput(f"recipe.preset = {preset!r}: {suggest_name(preset, presets)}")
     conflict = UpdateConflicts(resolve_conflict_threshold("50%" if psi is None else psi, P))
     base = replace(fedavg(P, **local), selector=RELATIONSHIP_PRESETS[preset], name="flrce")
     if preset == "hardened":

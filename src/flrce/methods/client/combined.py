@@ -120,10 +120,10 @@ class CombinedTraining(LocalTrainer):
 
 def _merge(*tables: Mapping[str, Any]) -> dict[str, Any]:
     """All figures; BadInput where two trainers report the same name."""
-    found: dict[str, Any] = {}
+    merged: dict[str, Any] = {}
     for table in tables:
-        twice = next((name for name in table if name in found), None)
+        twice = next((name for name in table if name in merged), None)
         if twice is not None:
             raise BadInput(f"two trainers report a figure {twice!r}; rename one")
-        found |= table
-    return found
+        merged |= table
+    return merged

@@ -29,14 +29,14 @@ class GradientCorrection(Link):
     supports_client_batches: ClassVar[bool] = True
 
     def begin_round(self, w: Tensor, local: ClientContext, client_state: Tensors) -> Tensors:
-        told, task = torch.tensor([local.task.t]), local.task
+        state_t, task = torch.tensor([local.task.t]), local.task
         length = torch.tensor(
             [task.update.lr * local.steps, float(local.steps)], dtype=torch.float64
         )
         return {
             DELTA: resolve_gradient_correction(task, client_state, len(w)).to(w),
             "start": w.clone(),
-            ROUND: told,
+            ROUND: state_t,
             "length": length,
         }
 
@@ -139,5 +139,5 @@ class CorrectedTraining(LocalTrainer):
 
     def _build_correction_tensors(self, k: int, state: CorrectionState) -> dict[str, Tensor]:
         t = int(state.last[k]) if k < len(state.last) else 0
-        told = {ROUND: torch.tensor([t])}
-        return {**told, MEAN: state.means[t]} if t else told
+        tensors = {ROUND: torch.tensor([t])}
+        return {**tensors, MEAN: state.means[t]} if t else tensors

@@ -86,13 +86,13 @@ class GivenGroup(GroupLink):
     """The model whose number is the task's tensor "group": the server decides."""
 
     def choose_group(self, local: ClientContext, group: Tensor) -> int:
-        given = local.task.tensors.get("group")
-        if given is None or given.numel() != 1 or not 0 <= int(given) < self.groups:
+        chosen = local.task.tensors.get("group")
+        if chosen is None or chosen.numel() != 1 or not 0 <= int(chosen) < self.groups:
             raise BadInput(
                 f'given-group: the task\'s tensor "group" must be a number below {self.groups};'
                 " let a trainer send it"
             )
-        return int(given)
+        return int(chosen)
 
 
 def _order_loss(loss: float) -> float:

@@ -70,8 +70,8 @@ class PyramidTraining(LocalTrainer):
         # of whole uploads
         costs = {task.k: view.estimate(with_compressor_rate(task, 0.0)) for task in tasks}
         running = sorted(costs, key=lambda k: (costs[k].seconds, k))[: view.P]
-        known = state.utility
-        matters = {k: float(known[k]) if known[k] >= 0 else float(view.n[k]) for k in running}
+        utility = state.utility
+        matters = {k: float(utility[k]) if utility[k] >= 0 else float(view.n[k]) for k in running}
         ranks = {k: r for r, k in enumerate(sorted(running, key=lambda k: (-matters[k], k)))}
         rates = {
             k: self.low + ranks.get(k, len(running) - 1) * (self.high - self.low) / len(running)
@@ -84,14 +84,16 @@ class PyramidTraining(LocalTrainer):
         done = []
         for task in tasks:
             steps = costs[task.k].batches
-            more = (
+            extra_steps = (
                 self._count_extra_steps(end - seconds[task.k], costs[task.k].compute_seconds, steps)
                 if task.k in ranks
                 else 0
             )
-            if more:
-                most = int(self.most * steps)
-                task = replace(task, work=replace(task.work, steps=min(steps + more, most)))
+            if extra_steps:
+                max_steps = int(self.most * steps)
+                task = replace(
+                    task, work=replace(task.work, steps=min(steps + extra_steps, max_steps))
+                )
             done.append(with_compressor_rate(task, rates[task.k]))
         return done
 

@@ -48,8 +48,8 @@ def resolve_client_vector(name: str, task: Task, client_state: Tensors, w: Tenso
         and ROUND in client_state
         and torch.equal(client_state[ROUND].cpu(), now.cpu())
     )
-    found = client_state.get(name + AFTER if counted else name)
-    return torch.zeros_like(w) if found is None else found.to(w)
+    kept = client_state.get(name + AFTER if counted else name)
+    return torch.zeros_like(w) if kept is None else kept.to(w)
 
 
 def pack_client_vector(name: str, before: Tensor, after: Tensor, t: Tensor) -> dict[str, Tensor]:

@@ -128,10 +128,10 @@ class DeadlineTraining(LocalTrainer):
     changes_coordinates: ClassVar[bool] = True  # and others in the next round
 
     def assign(self, tasks: list[Task], state: Any, view: RoundView) -> list[Task]:
-        each = [view.estimate(with_epochs(task, 1)) for task in tasks]
+        estimates = [view.estimate(with_epochs(task, 1)) for task in tasks]
         totals = sorted(
             task.work.epochs * one.compute_seconds + one.transfer_seconds
-            for task, one in zip(tasks, each, strict=True)
+            for task, one in zip(tasks, estimates, strict=True)
             if one.seconds > 0
         )
         if not totals:
@@ -141,7 +141,7 @@ class DeadlineTraining(LocalTrainer):
             self._fit_to_deadline(task, one.compute_seconds, one.transfer_seconds, T_k, view)
             if one.seconds > 0
             else task
-            for task, one in zip(tasks, each, strict=True)
+            for task, one in zip(tasks, estimates, strict=True)
         ]
 
     def _fit_to_deadline(

@@ -43,9 +43,9 @@ class EntropyCoded(WrappingCompressor):
 
     def decode(self, payload: Payload, layout: TensorSizes, rng: Generator) -> Tensor:
         widths = self.inner.symbol_bits
-        most = entropy.limit_buffer_bytes(count_floats(layout), len(layout))
+        limit = entropy.limit_buffer_bytes(count_floats(layout), len(layout))
         data = {name: buffer.numpy(force=True) for name, buffer in payload.buffers.items()}
-        restored = entropy.restore_buffers(data, widths, most, decode_symbols)
+        restored = entropy.restore_buffers(data, widths, limit, decode_symbols)
         buffers = {name: torch.from_numpy(values) for name, values in restored.items()}
         return self.inner.decode(Payload(buffers), layout, rng)
 

@@ -105,8 +105,8 @@ class GrowingBits(WrappingCompressor):
         q = precision if knob == "levels" else 2**precision - 1
         levels = share_levels(q, n)
         if knob == "bits":
-            levels = [math.log2(each + 1) for each in levels]
-        return [float(min(max(math.floor(each + 0.5), 1), self.most)) for each in levels]
+            levels = [math.log2(level + 1) for level in levels]
+        return [float(min(max(math.floor(level + 0.5), 1), self.most)) for level in levels]
 
 
 def share_levels(q: float, n: Sequence[float]) -> list[float]:
@@ -114,7 +114,7 @@ def share_levels(q: float, n: Sequence[float]) -> list[float]:
     levels in all for which sum p_k^2 / q_k^2, the variance of the mean up to a factor, is that of
     q for everyone (the paper's theorem).
     """
-    shares = [each / sum(n) for each in n]
+    shares = [count / sum(n) for count in n]
     a = sum(p ** (2 / 3) for p in shares)
     b = sum(p**2 for p in shares) / q**2
     return [math.sqrt(a / b) * p ** (2 / 3) for p in shares]

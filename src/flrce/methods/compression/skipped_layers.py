@@ -83,7 +83,7 @@ class SkippedLayers(WrappingCompressor):
         return LayerScoreState()
 
     def observe(self, state: LayerScoreState, event: RoundEvent) -> LayerScoreState:
-        known = dict(zip(state.names, state.scores, strict=True))
+        scores = dict(zip(state.names, state.scores, strict=True))
         covered = event.updates.covered
         start = 0
         for name, shape in event.updates.shapes:
@@ -94,8 +94,8 @@ class SkippedLayers(WrappingCompressor):
                 continue  # no matrix, or nobody sent it: the score of its last update stands
             w = event.w[span].double()
             step = torch.linalg.vector_norm(event.w_next[span].double() - w)
-            known[name] = float(step / (torch.linalg.vector_norm(w) + 1e-6))
-        return LayerScoreState(tuple(known), tuple(known.values()))
+            scores[name] = float(step / (torch.linalg.vector_norm(w) + 1e-6))
+        return LayerScoreState(tuple(scores), tuple(scores.values()))
 
     def assign(self, tasks: list[Task], state: LayerScoreState, view: RoundView) -> list[Task]:
         if not tasks or not state.names:

@@ -70,9 +70,9 @@ class TrainedGroup(Compressor):
         }
         if len(inner) + 1 != len(payload.buffers):
             raise MalformedPayload("buffers beside the group's")
-        found = self.inner.decode(Payload(inner), _select_group(layout, group), rng)
-        u = torch.zeros(count_floats(layout), dtype=found.dtype)
-        u[find_group_columns(layout, self.groups)[group]] = found
+        values = self.inner.decode(Payload(inner), _select_group(layout, group), rng)
+        u = torch.zeros(count_floats(layout), dtype=values.dtype)
+        u[find_group_columns(layout, self.groups)[group]] = values
         return u
 
     def estimate_bytes(self, layout: TensorSizes, rng: Generator) -> int | None:

@@ -59,11 +59,11 @@ class ChainedDownload(Downlink):
             raise BadInput(NO_PARTS)
         if requests:
             state = self._extend_chain(state, w, requests[0])
-        found = []
+        models = []
         for request in requests:
             download = self._list_missed(state, request.task.k)
-            found.append(EncodedModel(state.model, _send_cheaper(download, request.part)))
-        return found, state
+            models.append(EncodedModel(state.model, _send_cheaper(download, request.part)))
+        return models, state
 
     def acknowledge(self, state: ChainState, sent: PendingTask) -> ChainState:
         download = sent.task.download

@@ -30,14 +30,14 @@ class QuantisedDownload(Downlink):
         self, state: Any, w: Tensor, requests: Sequence[DownloadRequest]
     ) -> tuple[list[EncodedModel], Any]:
         whole: EncodedModel | None = None
-        found = []
+        models = []
         for request in requests:
             if request.part.coordinates is not None:
-                found.append(self._encode(w, request))
+                models.append(self._encode(w, request))
                 continue
             whole = whole or self._encode(w, request)
-            found.append(whole)
-        return found, state
+            models.append(whole)
+        return models, state
 
     def get_inquiry_model(
         self, state: Any, w: Tensor, request: DownloadRequest

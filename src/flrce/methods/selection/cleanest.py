@@ -50,5 +50,5 @@ class LowCarbonSelector(Selector):
         )
 
     def _select_inner(self, state: Any, view: RoundView, rng: Generator) -> Selection:
-        found: Selection = self.selector.select(state, view, rng)
-        return found
+        selection: Selection = self.selector.select(state, view, rng)
+        return selection

@@ -72,6 +72,6 @@ def cosines_with_others(V: Tensor, k: Tensor) -> Tensor:
     """(P, M) cosines of the rows k of V, which have length 1 or 0, with all others; 0 with those
     never heard from.
     """
-    found: Tensor = (V[k] @ V.T).clamp(-1, 1)
-    found[torch.arange(len(k)), k] = 0.0
-    return found
+    cosines: Tensor = (V[k] @ V.T).clamp(-1, 1)
+    cosines[torch.arange(len(k)), k] = 0.0
+    return cosines

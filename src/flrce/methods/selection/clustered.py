@@ -138,9 +138,9 @@ def pour_balls(urns: IntArray, order: IntArray, balls: IntArray, N: int, k: int)
 def pairwise_angles(V: Tensor) -> NDArray[np.float64]:
     """(L, L) angles between rows; 0 with a zero row."""
     unit = torch.nn.functional.normalize(V.double(), dim=1)
-    found = (unit @ unit.T).clamp(-1, 1).arccos().fill_diagonal_(0)
+    angles = (unit @ unit.T).clamp(-1, 1).arccos().fill_diagonal_(0)
     heard = (V != 0).any(1)
-    return (found * heard * heard[:, None]).numpy()
+    return (angles * heard * heard[:, None]).numpy()
 
 
 def build_ward_tree(similarity: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -44,12 +44,13 @@ class DivFL(Selector):
         heard = m.R[pool] > NEVER_SEEN
         unseen = pool[~heard].tolist()
         first = [unseen[i] for i in rng.permutation(len(unseen))[: view.P]]
-        known = pool[heard]
+        heard_rows = pool[heard]
         picked = select_facilities(
-            pairwise_distances(m)[known][:, known], min(view.P - len(first), len(known))
+            pairwise_distances(m)[heard_rows][:, heard_rows],
+            min(view.P - len(first), len(heard_rows)),
         )
         return Selection(
-            (*first, *known[picked].tolist()), exploit=not first, why={"unseen": len(unseen)}
+            (*first, *heard_rows[picked].tolist()), exploit=not first, why={"unseen": len(unseen)}
         )
 
     def observe(self, state: DivFLState, event: RoundEvent) -> DivFLState:

@@ -67,15 +67,15 @@ class FedLECC(Selector):
         group = cluster_by_labels(state.shares[torch.from_numpy(pool)].numpy(), self.groups)
         order = np.argsort(-loss, kind="stable")  # the largest first; equal ones as they were drawn
         picked = order[group[order] < 0][: view.P].tolist()
-        known = sorted(set(group[group >= 0].tolist()))
-        worst = sorted(known, key=lambda g: -float(loss[group == g].mean()))[: self.some]
-        each = math.ceil((view.P - len(picked)) / max(len(worst), 1))  # places a group has
+        groups = sorted(set(group[group >= 0].tolist()))
+        worst = sorted(groups, key=lambda g: -float(loss[group == g].mean()))[: self.some]
+        places = math.ceil((view.P - len(picked)) / max(len(worst), 1))  # places a group has
         for g in worst:
-            picked += order[group[order] == g][:each].tolist()
+            picked += order[group[order] == g][:places].tolist()
         picked += [i for i in order.tolist() if i not in picked]  # where those groups are too small
         picked = picked[: view.P]
         return Selection(
-            tuple(int(pool[i]) for i in picked), exploit=True, why={"groups": len(known)}
+            tuple(int(pool[i]) for i in picked), exploit=True, why={"groups": len(groups)}
         )
 
     def observe(self, state: FedLECCState, event: RoundEvent) -> FedLECCState:
@@ -89,16 +89,18 @@ class FedLECC(Selector):
 
 def cluster_by_labels(shares: NDArray[np.float32], count: int) -> NDArray[np.int64]:
     """(L,) a group's number for each row of shares; -1 for rows that are nothing but 0."""
-    known = shares.sum(1) > 0
-    found = np.full(len(shares), -1, np.int64)
-    if known.sum() < 2:
-        found[known] = 0
-        return found
+    reported = shares.sum(1) > 0
+    groups = np.full(len(shares), -1, np.int64)
+    if reported.sum() < 2:
+        groups[reported] = 0
+        return groups
     from scipy.cluster.hierarchy import (
         fcluster,
         linkage,
     )  # takes a second to load, and other recipes do without
 
-    merges = linkage(np.sqrt(shares[known]), "average")  # Hellinger's distance times the root of 2
-    found[known] = fcluster(merges, count, "maxclust")
-    return found
+    merges = linkage(
+        np.sqrt(shares[reported]), "average"
+    )  # Hellinger's distance times the root of 2
+    groups[reported] = fcluster(merges, count, "maxclust")
+    return groups

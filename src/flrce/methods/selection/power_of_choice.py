@@ -31,9 +31,11 @@ def impute_sample_counts(n: Tensor) -> Tensor:
     >>> impute_sample_counts(torch.tensor([30, 0, 10]))
     tensor([30., 20., 10.], dtype=torch.float64)
     """
-    found = n.double()
-    told = found > 0
-    return torch.where(told, found, found[told].mean()) if bool(told.any()) else found
+    counts = n.double()
+    is_known = counts > 0
+    return (
+        torch.where(is_known, counts, counts[is_known].mean()) if bool(is_known.any()) else counts
+    )
 
 
 @dataclass(frozen=True)

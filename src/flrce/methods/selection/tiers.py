@@ -136,8 +136,8 @@ def sort_into_tiers(view: RoundView, tiers: int, rng: Generator) -> tuple[IndexA
 def estimate_durations(view: RoundView) -> np.ndarray[Any, np.dtype[np.float64]]:
     """(pool,) seconds of a plain task; of whom they are not known, the median."""
     seconds = np.array([view.estimate(view.draft(k)).seconds for k in view.pool])
-    known = seconds[seconds > 0]
-    return np.where(seconds > 0, seconds, np.median(known) if len(known) else 0.0)
+    positive = seconds[seconds > 0]
+    return np.where(seconds > 0, seconds, np.median(positive) if len(positive) else 0.0)
 
 
 def draw_tier_members(

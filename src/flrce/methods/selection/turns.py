@@ -123,9 +123,9 @@ class RoundRobinSelector(Selector):
             return rest[select_stratified(n[rest], count)]
         if self.by == "balance":
             everyone = torch.cat([last, rest])
-            known = cap_sample_counts(n[everyone], self.cap)
+            counts = cap_sample_counts(n[everyone], self.cap)
             return everyone[
-                select_balanced(m.V[everyone], known, count, rng, range(len(last)), self.tries)
+                select_balanced(m.V[everyone], counts, count, rng, range(len(last)), self.tries)
             ]
         if self.by == "agreement":
             score = mean_cosines(m.V[rest]).where(m.R[rest] > NEVER_SEEN, torch.inf)

@@ -108,18 +108,18 @@ class UtilitySelector(Selector):
         allowed = self._find_allowed(m, pool, view.P)
         K = min(int(self.overcommit * view.P + 1e-9), int(allowed.sum()))
         seen = m.L[pool] > 0
-        known, unseen = (seen & allowed).nonzero()[:, 0], (~seen & allowed).nonzero()[:, 0]
+        explored, unseen = (seen & allowed).nonzero()[:, 0], (~seen & allowed).nonzero()[:, 0]
         epsilon = self.exploration_probability(view.t)
-        places = min(max(int((1 - epsilon) * K), K - len(unseen)), len(known))
+        places = min(max(int((1 - epsilon) * K), K - len(unseen)), len(explored))
         picked = []
         if places:
             beside = view.n[pool[unseen]] if self.over == "all" else None
             score = (
-                utility_scores(m.U[pool[known]], m.L[pool[known]], view.t, self.clip, beside)
-                * slow[known]
+                utility_scores(m.U[pool[explored]], m.L[pool[explored]], view.t, self.clip, beside)
+                * slow[explored]
             )
-            score = self._weigh_by_battery(score, pool[known], view)
-            picked += [int(known[i]) for i in draw_near_top(score, places, rng)]
+            score = self._weigh_by_battery(score, pool[explored], view)
+            picked += [int(explored[i]) for i in draw_near_top(score, places, rng)]
         if K - places:
             # the only thing known of them is how much they have
             hope = view.n[pool[unseen]] * slow[unseen]
@@ -209,16 +209,16 @@ def estimate_durations(m: UtilityState, view: RoundView) -> Tensor:
         [view.estimate(view.draft(k)).seconds for k in view.pool], dtype=torch.float64
     )
     seconds = torch.where(estimates > 0, estimates, m.seconds[torch.tensor(view.pool)])
-    known = seconds[seconds > 0]
-    return seconds.where(seconds > 0, known.quantile(0.5) if len(known) else torch.inf)
+    positive = seconds[seconds > 0]
+    return seconds.where(seconds > 0, positive.quantile(0.5) if len(positive) else torch.inf)
 
 
 def find_blacklisted(count: Tensor, rounds: int, share: float) -> Tensor:
     """(M,) bool: those asked more than `rounds` times; of more than `share` of all, those asked
     most (lower ids first).
     """
-    most = count.argsort(descending=True, stable=True)
-    listed = most[count[most] > rounds][: int(share * len(count))]
+    by_count = count.argsort(descending=True, stable=True)
+    listed = by_count[count[by_count] > rounds][: int(share * len(count))]
     return torch.zeros(len(count), dtype=torch.bool).index_fill(0, listed, True)
 
 

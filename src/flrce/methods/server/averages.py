@@ -77,12 +77,12 @@ class EMA(ServerAverage):
             torch.mul(state.total[block], self.decay, out=total[block])
             total[block].add_(event.w_next[block], alpha=1 - self.decay)
         headway = _compute_headway(products)
-        straight, known = state.straight, state.known
+        straight, weight = state.straight, state.known
         if headway is not None:
             straight = self.decay * straight + (1 - self.decay) * headway
-            known = self.decay * known + (1 - self.decay)
+            weight = self.decay * weight + (1 - self.decay)
         return RunningMeanState(
-            total, self.decay * state.weight + 1 - self.decay, headway, straight, known
+            total, self.decay * state.weight + 1 - self.decay, headway, straight, weight
         )
 
     def model(self, state: RunningMeanState, w: Tensor) -> Tensor:

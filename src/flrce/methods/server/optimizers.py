@@ -126,9 +126,9 @@ class FedExPStep(ServerStep):
 
     def step(self, w: Tensor, target: Tensor, updates: Updates, state: Any) -> tuple[Tensor, Any]:
         delta = _compute_target_delta(w, target, updates)
-        each = torch.linalg.vector_norm(updates.u, dim=1, dtype=torch.float64).square().sum()
+        squares = torch.linalg.vector_norm(updates.u, dim=1, dtype=torch.float64).square().sum()
         eta = max(
-            1.0, float(each / (2 * len(updates) * (delta.double().square().sum() + self.eps)))
+            1.0, float(squares / (2 * len(updates) * (delta.double().square().sum() + self.eps)))
         )
         return _apply_server_step(w, target, updates, eta * delta), state
 

@@ -56,8 +56,8 @@ class CostBudget(StopRule):
     @property
     def limits(self) -> dict[str, float]:
         """Cost -> the most that may be spent of it."""
-        found = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {name: limit for name, limit in found.items() if limit is not None}
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: limit for name, limit in values.items() if limit is not None}
 
     @property
     def required_fields(self) -> tuple[str, ...]:
@@ -150,18 +150,18 @@ class AnyOf(StopRule):
         return _join_states([rule.observe(inner, event) for rule, inner in pairs])
 
     def report_figures(self, state: Any, event: RoundEvent) -> Mapping[str, float]:
-        found: dict[str, float] = {}
+        figures: dict[str, float] = {}
         for rule, inner in self._pair_states(state):
-            found |= rule.report_figures(inner, event)
-        return found
+            figures |= rule.report_figures(inner, event)
+        return figures
 
     def report_client_figures(
         self, state: Any, event: RoundEvent
     ) -> Mapping[str, Mapping[int, float]]:
-        found: dict[str, Mapping[int, float]] = {}
+        figures: dict[str, Mapping[int, float]] = {}
         for rule, inner in self._pair_states(state):
-            found |= rule.report_client_figures(inner, event)
-        return found
+            figures |= rule.report_client_figures(inner, event)
+        return figures
 
     def _pair_states(self, state: Any) -> list[tuple[StopRule, Any]]:
         """Each rule with its state."""

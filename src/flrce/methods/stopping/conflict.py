@@ -67,9 +67,9 @@ class UpdateConflicts(StopRule):
         """How many of the last n rounds that exploit, or that do not, had as many conflicts as
         psi.
         """
-        some = [
+        rounds = [
             h
             for h in history
             if bool(h.exploit) == exploit and h.outcome == "committed" and h.t > self.after
         ]
-        return sum(self.get_conflicts(h) >= self.psi for h in some[-self.n :])
+        return sum(self.get_conflicts(h) >= self.psi for h in rounds[-self.n :])

@@ -92,8 +92,8 @@ def _compute_block_scatter(found: MetricReports, t: int, block: int, unit: float
     """
     ends = np.arange(t, t / 4 + block - 1e-9, -block)
     levels = np.array([compute_level(found, float(end), block) for end in ends])
-    known = np.isfinite(levels)
-    levels, middles = levels[known], np.log2(ends[known] - block / 2 + 0.5)
+    finite = np.isfinite(levels)
+    levels, middles = levels[finite], np.log2(ends[finite] - block / 2 + 0.5)
     squares, freedom = 0.0, 0
     if len(levels) >= MIN_CURVE_BLOCKS:
         powers = np.vander(middles - middles.mean(), 3)

@@ -208,9 +208,11 @@ class MarginalGain(StopRule):
     def list_looks(self, history: Sequence[RoundRecord]) -> list[GainEstimate]:
         """What the rule found in every round in which it looked."""
         done = [h for h in history if h.outcome == "committed"]
-        found = collect_reports(done)
+        reports = collect_reports(done)
         looks = (
-            self.estimate(found.truncate_after(h.t), h.t, self.compute_required_gain(done[: i + 1]))
+            self.estimate(
+                reports.truncate_after(h.t), h.t, self.compute_required_gain(done[: i + 1])
+            )
             for i, h in enumerate(done)
             if is_check_due(h.t)
         )
@@ -233,8 +235,8 @@ class MarginalGain(StopRule):
         estimate = self.assess_history(done)
         if estimate is None:
             return ""
-        known = self._describe_memory() or f" ({describe_recorded_tasks(compute_sweep(done))})"
-        return f"{explain_gain(done, estimate, metric_scale(done))}{known}."
+        memory = self._describe_memory() or f" ({describe_recorded_tasks(compute_sweep(done))})"
+        return f"{explain_gain(done, estimate, metric_scale(done))}{memory}."
 
 
 def collect_reports(history: Sequence[RoundRecord]) -> ProgressReports:
@@ -262,7 +264,7 @@ def estimate_gain(
     estimates = [_estimate_from(name, found, t, price) for name in used]
     if not estimates or None in estimates:
         return None
-    return max((each for each in estimates if each is not None), key=_rank_estimate)
+    return max((estimate for estimate in estimates if estimate is not None), key=_rank_estimate)
 
 
 def add_memory(own: GainEstimate, earlier: RememberedGain) -> GainEstimate:
@@ -302,7 +304,7 @@ def _estimate_from_levels(
         measure_evaluation_gain(reports, end, block, unit) for end in _list_earlier_ends(t, block)
     )
     alive = total.gain > LEARNING_ERROR_MARGIN * total.error
-    steepest = max((each.gain for each in gains if each is not None), default=0.0)
+    steepest = max((gain.gain for gain in gains if gain is not None), default=0.0)
     fallen = measured.gain <= MAX_GAIN_RATIO * steepest
     final = (alive and fallen) or _is_patience_over(t, reports.sweep)
     measured = measured.divide_by(unit)
@@ -339,7 +341,7 @@ def _compare_clients(
         return None
     ends = _list_earlier_ends(t, block)
     gains = (measure_report_gain(reports, end, block, trimmed) for end in ends)
-    steepest = max((each.gain for each in gains if each is not None), default=0.0)
+    steepest = max((gain.gain for gain in gains if gain is not None), default=0.0)
     width = compute_uniform_width(t, block, total.count - 1, LEARNING_ALPHA)
     alive = total.gain > width * total.error
     final = (alive and measured.gain <= MAX_GAIN_RATIO * steepest) or _is_patience_over(
@@ -381,11 +383,11 @@ def metric_point_size(history: Sequence[RoundRecord]) -> float:
     if not history or not history[-1].evaluation.lower:
         return 0.01
     for h in history:
-        known = [value for value in h.evaluation.holdouts if value is not None] or (
+        values = [value for value in h.evaluation.holdouts if value is not None] or (
             [] if h.final_model_metric is None else [h.final_model_metric]
         )
-        if known:
-            return max(abs(median(known)) / 100, 1e-12)
+        if values:
+            return max(abs(median(values)) / 100, 1e-12)
     return 0.01
 
 

@@ -41,14 +41,14 @@ def compute_gain_curve(history: Sequence[RoundRecord]) -> GainCurve:
     from flrce.methods.stopping.marginal_gain import collect_reports
 
     done = [h for h in history if h.outcome == "committed"]
-    found, curve = collect_reports(done), {}
-    block = compute_block_rounds(found.clients.sweep)
+    reports, curve = collect_reports(done), {}
+    block = compute_block_rounds(reports.clients.sweep)
     for t in _list_rounds(block, done[-1].t if done else 0):
-        measured: MeasuredGain | None = measure_report_gain(found.clients, 2 * t, block)
+        measured: MeasuredGain | None = measure_report_gain(reports.clients, 2 * t, block)
         if measured is None:
-            measured = measure_evaluation_gain(found.evaluations, 2 * t, block, found.unit)
+            measured = measure_evaluation_gain(reports.evaluations, 2 * t, block, reports.unit)
         if measured is not None:
-            curve[t] = measured.gain / found.unit
+            curve[t] = measured.gain / reports.unit
     return curve
 
 

@@ -56,15 +56,15 @@ class NoHeadway(StopRule):
         """Mean headway of the last rounds and the least that goes on; None while there are too
         few.
         """
-        known = [h.diagnostics.headway for h in history if h.diagnostics.headway is not None]
+        headways = [h.diagnostics.headway for h in history if h.diagnostics.headway is not None]
         early = [
             h.diagnostics.headway
             for h in history
             if h.diagnostics.headway is not None and h.t <= self.first
         ]
-        if not early or history[-1].diagnostics.headway is None or len(known) < self.n:
+        if not early or history[-1].diagnostics.headway is None or len(headways) < self.n:
             return None
-        return sum(known[-self.n :]) / self.n, self.level + self.share * sum(early) / len(early)
+        return sum(headways[-self.n :]) / self.n, self.level + self.share * sum(early) / len(early)
 
     def earliest_round(self, eval_every: int = 1, sweep: float | None = None) -> int:
         return max(self.after + 1, self.n + 2)  # headway is known from the third round on
@@ -96,7 +96,9 @@ class NoHeadway(StopRule):
         )
 
     def __call__(self, history: Sequence[RoundRecord]) -> str:
-        found = self.compare_headway(history) if history and history[-1].t > self.after else None
-        if found is None or found[0] >= found[1]:
+        comparison = (
+            self.compare_headway(history) if history and history[-1].t > self.after else None
+        )
+        if comparison is None or comparison[0] >= comparison[1]:
             return ""
-        return f"headway {found[0]:.3f} < {found[1]:.3f} over {self.n} rounds"
+        return f"headway {comparison[0]:.3f} < {comparison[1]:.3f} over {self.n} rounds"

@@ -46,17 +46,19 @@ class TargetMetric(StopRule):
         done = [h for h in history if h.outcome == "committed"]
         if not done:
             return None
-        found = collect_client_reports(done)
-        if not len(found.t):
-            found = collect_evaluations(done)
+        reports = collect_client_reports(done)
+        if not len(reports.t):
+            reports = collect_evaluations(done)
         sign = -1.0 if done[-1].evaluation.lower else 1.0
         tests, last = 0, None
         for t in [h.t for h in done if is_check_due(h.t) or h is done[-1]]:
-            recent = (found.t <= t) & (found.t > t - max(math.ceil(found.sweep), MIN_TREND_ROUNDS))
-            rounds, where = np.unique(found.t[recent], return_inverse=True)
+            recent = (reports.t <= t) & (
+                reports.t > t - max(math.ceil(reports.sweep), MIN_TREND_ROUNDS)
+            )
+            rounds, where = np.unique(reports.t[recent], return_inverse=True)
             if len(rounds) < MIN_TREND_ROUNDS:
                 continue
-            means = np.bincount(where, found.value[recent]) / np.bincount(where)
+            means = np.bincount(where, reports.value[recent]) / np.bincount(where)
             middle = float(means.mean())
             tests += middle >= sign * self.value
             width = student_t_quantile(

@@ -50,7 +50,7 @@ def collect_client_reports(
     done = [h for h in history if h.outcome == "committed"]
     rows: dict[str, int] = {}
     strikes: dict[str, int] = {}
-    found: list[tuple[int, int, float, int]] = []
+    reports: list[tuple[int, int, float, int]] = []
     for h in done:
         for client in h.diagnostics.flagged:
             strikes[client] = strikes.get(client, 0) + 1
@@ -61,8 +61,8 @@ def collect_client_reports(
         for client, value, n in zip(names, h.evaluation.holdouts, counts, strict=False):
             if value is not None and strikes.get(client, 0) < MAX_FLAGS_PER_CLIENT:
                 progress = to_progress(h, value, log_scale)
-                found.append((h.t, rows.setdefault(client, len(rows)), progress, max(n, 1)))
-    return _make_reports(found, compute_sweep(done, len(rows)))
+                reports.append((h.t, rows.setdefault(client, len(rows)), progress, max(n, 1)))
+    return _make_reports(reports, compute_sweep(done, len(rows)))
 
 
 def compute_sweep(done: Sequence[RoundRecord], heard: int = 0) -> float:

@@ -62,14 +62,14 @@ def describe_prediction(prediction: Prediction, price: float, scale: MetricScale
     'Predicted gain from doubling the rounds: 2.5 points (-0.7 to 5.6); your price is 2'
     """
     middle, low, high = prediction
-    what = "gain" if scale.in_points else f"{scale.name} {'reduction' if scale.lower else 'gain'}"
+    noun = "gain" if scale.in_points else f"{scale.name} {'reduction' if scale.lower else 'gain'}"
     digits = 1
     if middle < price:  # 1.96 of 2 is not "2.0"
         digits = next((d for d in (1, 2, 3) if round(middle, d) < price), 4)
     amount = scale.format_amount(middle, digits)
     ends = f"{scale.format_number(low)} to {scale.format_number(high)}"
     limit = f"{scale.to_unit(price):.3g}"
-    return f"Predicted {what} from doubling the rounds: {amount} ({ends}); your price is {limit}"
+    return f"Predicted {noun} from doubling the rounds: {amount} ({ends}); your price is {limit}"
 
 
 def describe_change(
@@ -87,11 +87,11 @@ def describe_change(
     width = CHANGE_THRESHOLD_ERRORS * measured.error  # the range that is printed decides
     size = f"{scale.format_number(abs(measured.gain), 2)} ± {scale.format_amount(width, 2)}"
     if abs(measured.gain) <= width or not measured.gain:
-        how = f"did not change measurably ({'-' if measured.gain < 0 else '+'}{size})"
+        verb = f"did not change measurably ({'-' if measured.gain < 0 else '+'}{size})"
     else:
-        how = f"{'improved' if measured.gain > 0 else 'became worse'} by {size}"
+        verb = f"{'improved' if measured.gain > 0 else 'became worse'} by {size}"
     return (
-        f"{text}Over the last doubling of the rounds it {how}, {describe_evidence(measured, by)}."
+        f"{text}Over the last doubling of the rounds it {verb}, {describe_evidence(measured, by)}."
     )
 
 
