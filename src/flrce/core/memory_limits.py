@@ -157,9 +157,9 @@ def check_memory(
             else "lower train.batch or per_round, or take a smaller model"
         )
         raise BadInput(
-            f"{count} of engine.workers with {worker_bytes / 1e9:.1f} GB each need {count * worker_bytes / 1e9:.1f}"
-            f" GB beside the server's {want / 1e9:.1f} GB, but {have / 1e9:.1f} GB are available;"
-            f" {remedy}"
+            f"{count} of engine.workers with {worker_bytes / 1e9:.1f} GB each need"
+            f" {count * worker_bytes / 1e9:.1f} GB beside the server's {want / 1e9:.1f} GB, but"
+            f" {have / 1e9:.1f} GB are available; {remedy}"
         )
     raise BadInput(
         _explain_server_shortage(recipe, (M, d, D), want, have, max(count, 1) * worker_bytes)

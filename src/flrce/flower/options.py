@@ -36,7 +36,8 @@ def resolve_config(config: RoundConfig, t: int) -> Mapping[str, Any]:
     entries = config(t) if callable(config) else config
     if not isinstance(entries, Mapping):
         raise BadInput(
-            f"the config of round {t} is {format_one_line(entries, 40)}; use a ConfigRecord or a dict"
+            f"the config of round {t} is {format_one_line(entries, 40)}; use a ConfigRecord or a"
+            " dict"
         )
     for key, value in entries.items():
         try:

@@ -73,8 +73,8 @@ class Krum(Aggregator):
         if 2 * self.attackers + 3 > recipe.P:
             limit = max(recipe.P - 3, 0) // 2
             return (
-                f"krum can tell apart at most (P - 3) / 2 = {limit} attackers, got {self.attackers};"
-                " raise per_round"
+                f"krum can tell apart at most (P - 3) / 2 = {limit} attackers, got"
+                f" {self.attackers}; raise per_round"
             )
         return ""
 
