@@ -97,8 +97,12 @@ def test_what_may_save_joules_is_tried_once_rates_are():
     assert [(t.batch, t.epochs, t.lr) for t in trains] == [(32, 4, 0.1), (8, 2, 0.1), (8, 4, 0.1)]
     assert new[2].experiment.to_tables()["recipe"]["compressor"]["bits"] == 4
     assert {(s.rung, s.rounds) for s in found._choose_steps()} == {(-1, search.PROBE_ROUNDS)}
+    scored(found, *((t.method, 1.0) for t in new))
+    # 3 % of 100 rounds at 1 J each; a variant whose rounds take a quarter of that has 12
+    found.trials[5].record.rounds["joules"][:] = [0.25, 0.25]
+    assert [found._plan_step(found.trials[i]).rounds for i in (1, 5, 6)] == [9, 12, 3]
     scored(found, *((t.method, 1.0, 0.1) for t in new))
-    assert found._list_first_trials() == []
+    assert found._list_variants() == []
 
 
 def test_where_bytes_alone_are_limited_training_is_as_it_was():

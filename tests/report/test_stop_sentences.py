@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,7 @@ from flrce.methods.stopping.marginal_gain import (
     metric_scale,
 )
 from flrce.methods.stopping.wording import MetricScale, describe_change
+from flrce.report.selection import describe_reach_of_runs
 from flrce.report.why import explain_round, explain_run_end
 from flrce.simulation import runs
 from flrce.storage import read
@@ -106,6 +108,26 @@ def test_why_tells_the_whole_run_beside_its_last_doubling(
 
 def _value(metric: str, value: float) -> dict[str, object]:
     return {"accuracy": value} if metric == "accuracy" else {"metrics": {metric: value}}
+
+
+def test_runs_say_how_few_clients_could_be_reached_and_who_never_trained() -> None:
+    def make_run(*rounds: tuple[int, str]) -> read.RecordedRun:
+        made = [
+            RoundRecord(t, replied=tuple(who), why={"reachable": n, "unreachable": {"away": 5 - n}})
+            for t, (n, who) in enumerate(rounds, 1)
+        ]
+        setting = {"rounds": len(made), "recipe": {"name": "fedavg"}}
+        clients = {"clients": list("abcde")}
+        return read.RecordedRun(Path("made"), setting, tuple(made), (), clients, (), {})
+
+    one, other = make_run((3, "ab"), (2, "ac")), make_run((4, "a"))
+    # never trained: d and e; b, c, d and e
+    assert describe_reach_of_runs([one]) == (
+        "at fewest 2 of 5 clients could be reached (not asked: 3 away); 2 of 5 never trained"
+    )
+    assert describe_reach_of_runs([one, other]).endswith("; 2 to 4 of 5 never trained")
+    everybody = replace(one, rounds=(RoundRecord(1, replied=("a",)),))
+    assert describe_reach_of_runs([everybody]) == ""
 
 
 def test_why_says_how_many_clients_could_be_reached(tmp_path) -> None:  # type: ignore[no-untyped-def]

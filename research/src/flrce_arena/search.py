@@ -309,7 +309,11 @@ class TrialSearch:
             / max(known.estimate_cost(axis, 1, 0), 1e-300)
             for axis, limit in self.limits.items()
         ]
-        wanted = math.floor(min([*affordable, share * self.experiment.rounds]) + 0.5)
+        most = share * self.experiment.rounds
+        if trial.method in self.variants:  # as many joules as the others have on this rung
+            most *= self.trials[0].estimate_cost("joules", 1, 0)
+            most /= max(known.estimate_cost("joules", 1, 0), 1e-300)
+        wanted = math.floor(min([*affordable, most]) + 0.5)
         rounds = min(max(wanted, trial.rounds, 1), self.experiment.rounds)
         added = rounds - trial.rounds
         cost = {axis: known.estimate_cost(axis, added, min(added, 1)) for axis in self.limits}

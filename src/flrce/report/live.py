@@ -20,7 +20,7 @@ from flrce.core.metric_format import format_metric_value, metric_unit
 from flrce.core.types import RoundRecord
 from flrce.errors import BadInput, format_one_line
 from flrce.report.endings import describe_state, get_planned_rounds
-from flrce.report.selection import describe_round_reach, get_phase
+from flrce.report.selection import describe_reach_of_runs, describe_round_reach, get_phase
 from flrce.report.tasks import get_dataset_name
 from flrce.report.verdict import collect_run_notes
 from flrce.storage.limited import describe_error, open_regular, read_limited, split_lines
@@ -296,7 +296,8 @@ def describe_run_state(run: RecordedRun, owner: str) -> str:
 def list_run_notes(run: RecordedRun, state: str) -> list[str]:
     """Notes on a run; of a run that still trains only that it diverges."""
     if not state.startswith(RUNNING_STATES):
-        return list(collect_run_notes(run)) if run.rounds else []
+        reach = describe_reach_of_runs([run])
+        return [*collect_run_notes(run), *filter(None, [reach])] if run.rounds else []
     return [note for note in [explain_divergence(run.rounds)] if note]
 
 

@@ -1,6 +1,6 @@
 """Explain in sentences how the clients of a round were selected, and which could be reached."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -134,11 +134,29 @@ def describe_round_reach(record: RoundRecord, clients: int) -> str:
     return f"{record.why['reachable']} of {clients} reachable{_describe_absent_clients(record)}"
 
 
+def count_untrained_clients(run: RecordedRun) -> int:
+    trained = {client for h in run.rounds for client in h.replied}
+    return len(set(run.roster) - trained)
+
+
+def describe_reach_of_runs(runs: Sequence[RecordedRun]) -> str:
+    """How few clients could be reached, and how many never trained; "" if all could be reached."""
+    limited = [(run, h) for run in runs for h in run.rounds if "reachable" in h.why]
+    if not limited:
+        return ""
+    run, fewest = min(limited, key=lambda pair: int(pair[1].why["reachable"]))
+    never = sorted(map(count_untrained_clients, runs))
+    count = f"{never[0]} to {never[-1]}" if never[0] < never[-1] else f"{never[0]}"
+    M = len(run.roster)
+    return (
+        f"at fewest {fewest.why['reachable']} of {M} clients could be reached"
+        f"{_describe_absent_clients(fewest)}; {count} of {M} never trained"
+    )
+
+
 def describe_reach(run: RecordedRun) -> str:
     """How few clients could be reached in a round, and how many never trained; "" if all did."""
-    trained = {client for h in run.rounds for client in h.replied}
-    M = len(run.roster)
-    never = M - len(trained & set(run.roster))
+    M, never = len(run.roster), count_untrained_clients(run)
     limited = [h for h in run.rounds if "reachable" in h.why]
     if not limited:
         return f"{never} of {M} clients never trained." if never else ""

@@ -14,6 +14,7 @@ from flrce.core.metric_format import (
 )
 from flrce.errors import format_one_line
 from flrce.report.endings import describe_endings, get_planned_rounds, has_stopped_early
+from flrce.report.selection import describe_reach_of_runs
 from flrce.report.tables import (
     RunGroup,
     choose_units,
@@ -190,7 +191,9 @@ def format_group_notes(groups: Sequence[RunGroup]) -> list[str]:
     """The notes of all runs, each once, with its recipes unless it is about all."""
     whose: dict[str, list[str]] = {}
     for group in groups:
-        for note in dict.fromkeys(note for run in group.runs for note in collect_run_notes(run)):
+        notes = [note for run in group.runs for note in collect_run_notes(run)]
+        notes += filter(None, [describe_reach_of_runs(group.runs)])
+        for note in dict.fromkeys(notes):
             whose.setdefault(note, []).append(group.label)
     some = {
         note: "" if len(labels) == len(groups) else f" on {', '.join(labels)}"
