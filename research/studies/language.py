@@ -34,9 +34,9 @@ from flrce.models.adapters import add_lora_adapters
 from flrce.models.flat import pack_model
 from flrce.models.llama import Llama
 from flrce.simulation import simulator
-from flrce.simulation.evaluation import build_evaluation
 from flrce.simulation.run_slot import DeviceSchedulers
 from flrce.simulation.runs import build_simulation, run_in_process
+from flrce.simulation.simulator import build_evaluation
 from flrce.training.gpu.batch_trainer import ClientBatchTrainer
 from flrce.training.gpu.variants import Variant
 from flrce.training.objectives import NextToken

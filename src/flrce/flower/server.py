@@ -30,9 +30,9 @@ from flrce.flower.session import Result
 from flrce.flower.strategy import RecipeStrategy
 from flrce.methods.own_pieces import register_recipe_pieces
 from flrce.models.flat import freeze_parameters, make_layout, pack_model
+from flrce.simulation.baseline import describe_data
 from flrce.simulation.build import build_devices
 from flrce.simulation.cost_model import FleetCostModel
-from flrce.simulation.evaluation import describe_data
 from flrce.storage.disk import make_folder
 from flrce.storage.run_model import write_model_card
 from flrce.training.batches import Samples

@@ -47,7 +47,7 @@ from flrce.models.inputs import (
 )
 from flrce.models.seeds import SeedSpaceNetwork
 from flrce.models.slicing import validate_recipe_network
-from flrce.simulation.evaluation import describe_data
+from flrce.simulation.baseline import describe_data
 from flrce.simulation.result import PersonalModels
 from flrce.simulation.run_slot import DeviceSchedulers, RunSlot
 from flrce.simulation.simulator import SimulatedFleet, Simulator

@@ -24,6 +24,7 @@ from flrce.errors import BadInput, format_install_command
 from flrce.models.flat import count_frozen_bytes, make_layout
 from flrce.models.slicing import validate_recipe_network
 from flrce.simulation import multiprocess
+from flrce.simulation.baseline import describe_data
 from flrce.simulation.build import (
     Simulation,
     add_untravelled_tensors,
@@ -36,7 +37,6 @@ from flrce.simulation.build import (
     with_engine,
     with_given_clients,
 )
-from flrce.simulation.evaluation import describe_data
 from flrce.simulation.result import Result, require_training, summarize_seeds
 from flrce.simulation.run_slot import DeviceSchedulers
 from flrce.simulation.simulator import Simulator

@@ -30,17 +30,13 @@ from flrce.data.federation import Federation
 from flrce.devices.cost_models import CostModel
 from flrce.devices.costs import DeviceProfile
 from flrce.devices.fleet_model import FleetDynamics
+from flrce.errors import BadInput, format_one_line
 from flrce.simulation.cost_model import FleetCostModel
-from flrce.simulation.evaluation import (
-    build_evaluation,
-    build_primary_metric,
-    compute_client_metrics,
-    compute_group_metrics,
-)
 from flrce.simulation.workers import SampleScores, TaskInputs, WorkerFailure, Workers
 from flrce.training.batches import Samples
 from flrce.training.client import ClientRunner, find_personal_state
 from flrce.training.free_riders import make_free_rider_reply
+from flrce.training.metrics import BoundedMetric, MeanMetric, MetricLike
 from flrce.training.objectives import Classification, Objective
 
 #: a model, samples, and the client of each sample
@@ -302,3 +298,76 @@ def group_by_identity(values: Sequence[object]) -> list[list[int]]:
     for i, value in enumerate(values):
         groups.setdefault(id(value), []).append(i)
     return list(groups.values())
+
+
+def build_evaluation(
+    objective: Objective, numbers: SampleScores, rows: NDArray[np.int64], model: int
+) -> Evaluation:
+    """`rows` says whose sample each is, `model` what it costs to send the model to one client that
+    judges it.
+    """
+    judges = objective.evaluation_metrics
+    metrics = {
+        judge.name: _mean_of_finite(compute_client_metrics(judge, numbers[judge.name], rows))
+        for judge in judges
+    }
+    pooled = {judge.name: compute_metric(judge, numbers[judge.name]) for judge in judges}
+    head = judges[0]
+    return Evaluation(
+        metrics[head.name],
+        pooled[head.name],
+        float(numbers["loss"].mean()),
+        model * len(np.unique(rows)),
+        head.name,
+        head.better == "lower",
+        metrics,
+        pooled,
+    )
+
+
+def build_primary_metric(objective: Objective) -> PrimaryMetric:
+    """The objective's primary metric."""
+    head = objective.evaluation_metrics[0]
+    low, high = (head.low, head.high) if isinstance(head, BoundedMetric) else (-math.inf, math.inf)
+    return PrimaryMetric(head.name, head.better == "lower", float(low), float(high))
+
+
+def compute_client_metrics(
+    judge: MetricLike, numbers: NDArray[np.float64], rows: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """A figure for each client that has samples, in the order of their rows."""
+    if isinstance(judge, MeanMetric) and judge.mean:
+        count = np.bincount(rows)
+        return (np.bincount(rows, numbers) / np.maximum(count, 1))[count > 0]
+    edges = np.flatnonzero(np.diff(rows)) + 1  # rows are in order
+    return np.array([compute_metric(judge, part) for part in np.split(numbers, edges)])
+
+
+def compute_metric(judge: MetricLike, numbers: NDArray[np.float64]) -> float:
+    """A metric of these samples' numbers; BadInput names one that fails."""
+    try:
+        return float(judge.value(numbers))
+    except Exception as why:  # the user's own code
+        raise BadInput(
+            f"the metric {judge.name!r} fails on {len(numbers)} samples: {type(why).__name__}:"
+            f" {format_one_line(why, 160)}; let its value give a number, NaN where there is none"
+        ) from why
+
+
+def compute_group_metrics(
+    judge: MetricLike, numbers: NDArray[np.float64], groups: NDArray[np.int64], count: int
+) -> list[float | None]:
+    """A metric for each of `count` groups of samples, by client or by class; None for a group
+    without samples.
+    """
+    order = np.argsort(groups, kind="stable")
+    edges = np.searchsorted(groups[order], np.arange(1, count))
+    parts = np.split(numbers[order], edges)
+    values = [compute_metric(judge, part) if len(part) else math.nan for part in parts]
+    return [value if math.isfinite(value) else None for value in values]
+
+
+def _mean_of_finite(values: NDArray[np.float64]) -> float:
+    """Over the clients that have a figure: an area under a curve needs both classes."""
+    finite = values[np.isfinite(values)]
+    return float(finite.mean()) if len(finite) else math.nan

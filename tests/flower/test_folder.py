@@ -147,8 +147,8 @@ def test_other_versions_of_flower(folder):
     here = Path(__file__).parent
     path = os.pathsep.join([folder, *sys.path])
     tests = [
-        str(here / f"test_flower_{name}.py")
-        for name in ("user", "stop", "names", "guard", "dtypes")
+        str(here / f"test_{name}.py")
+        for name in ("flower_users", "stopping", "nodes", "guarded", "arrays")
     ]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", *tests],
