@@ -306,7 +306,7 @@ def _explain_wrong_piece(role: str, kind: type) -> str:
     if role == "link":
         return explain_wrong_link(kind)
     if role == "costs" and not issubclass(kind, CostModel):
-        return f"class {kind.__name__} must subclass flrce.CostModel; see docs/extending.md"
+        return f"class {kind.__name__} must subclass flrce.CostModel; see docs/piece-cost.md"
     if is_own_class(kind) and kind not in PIECES[role].values():
         return f"{kind.__name__} is no {role} of flrce; see docs/extending.md"
     if has_member(kind, ROLE_METHODS[role]):
@@ -323,7 +323,7 @@ def _explain_wrong_objective(kind: type) -> str:
     if has_member(kind, "losses", "evaluation_metrics"):
         return ""
     lacks = f"{kind.__name__} has no losses(out, y) or no evaluation_metrics"
-    return f"{lacks}, so it is no objective; see docs/extending.md"
+    return f"{lacks}, so it is no objective; see docs/piece-objective.md"
 
 
 def _build_inner_pieces(role: str, wanted: Any, where: str) -> Any:

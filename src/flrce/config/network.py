@@ -77,4 +77,4 @@ def _explain_wrong_network(kind: type) -> str:
     """Why instances of this class are no networks; "" if they are."""
     if issubclass(kind, torch.nn.Module):
         return ""
-    return f"class {kind.__name__} must subclass torch.nn.Module; see docs/extending.md"
+    return f"class {kind.__name__} must subclass torch.nn.Module; see docs/models-own.md"

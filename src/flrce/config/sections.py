@@ -139,7 +139,7 @@ class ModelSection(Section):
 
 
 class TrainSection(Section):
-    """How clients train: epochs (or steps), batch, rate, and the update (docs/extending.md)."""
+    """How clients train: epochs (or steps), batch, rate, and the update (docs/piece-link.md)."""
 
     batch: BatchSize = 16  # samples in a step
     epochs: EpochCount = 5  # passes over a client's samples in a round
@@ -265,7 +265,7 @@ def explain_old_availability(fleet: Any) -> str:
     new = "chance" if name == "by-chance" else "diurnal"
     return (
         f'fleet.availability = "{name}" goes by rounds and keeps its meaning; "{new}" goes by the'
-        " seconds of the run's clock (docs/fleet.md)"
+        " seconds of the run's clock (docs/availability.md)"
     )
 
 

@@ -205,7 +205,7 @@ def explain_wrong_link(link: Any) -> str:
     """Why an object, or a class, is no link; "" if it is."""
     kind = link if isinstance(link, type) else type(link)
     if not issubclass(kind, Link):
-        return f"class {kind.__name__} must subclass flrce.Link; see docs/extending.md"
+        return f"class {kind.__name__} must subclass flrce.Link; see docs/piece-link.md"
     if not any(getattr(kind, name) is not getattr(Link, name) for name in LINK_METHODS):
         return f"class {kind.__name__} has no step(g, w, state), so it is no link"
     return ""

@@ -239,8 +239,9 @@ def flrce_freeze(
     return replace(base, trainer=FrozenBlocksTraining(first, seconds), name="flrce-freeze")
 
 
-#: how the published method selects: Algorithm 1 as printed, the released code (docs/notation.md),
-#: and so bounded that colluders hardly capture it (docs/robustness.md)
+#: how the published method selects: Algorithm 1 as printed, the released code
+#: (research/docs/departures.md), and so bounded that colluders hardly capture it
+#: (docs/robustness.md)
 RELATIONSHIP_PRESETS = {
     "paper": RelationshipSelector(anchor="origin"),
     "authors": RelationshipSelector(anchor="model", blend=0.9, space="wire"),

@@ -35,7 +35,7 @@ class PyramidTraining(LocalTrainer):
     The P fastest are ranked by |u| n (by n where never seen): rank r drops each tensor of its
     upload with probability low + r (high - low) / P, through a compressor with a `rate`. Whoever is
     done before the slowest of them trains on until then, up to `most` times its own steps
-    (docs/methods.md says how this reads the released code's cap).
+    (research/docs/departures.md says how this reads the released code's cap).
     """
 
     low: Proportion = 0.1

@@ -1,8 +1,8 @@
 """Oort (Lai et al., OSDI 2021): clients whose samples are still badly learnt and who are fast
 enough.
 
-The formulas are those of its released code (docs/methods.md names it, and where it differs from the
-printed paper).
+The formulas are those of its released code; research/docs/departures.md says where they differ from
+the printed paper.
 """
 
 import math
