@@ -239,9 +239,8 @@ def flrce_freeze(
     return replace(base, trainer=FrozenBlocksTraining(first, seconds), name="flrce-freeze")
 
 
-#: how the published method selects: Algorithm 1 as printed, the released code
-#: (research/docs/departures.md), and so bounded that colluders hardly capture it
-#: (docs/robustness.md)
+#: how the published method selects: Algorithm 1 as printed, the released code, and so bounded that
+#: colluders hardly capture it (research/docs/departures.md, docs/robustness.md)
 RELATIONSHIP_PRESETS = {
     "paper": RelationshipSelector(anchor="origin"),
     "authors": RelationshipSelector(anchor="model", blend=0.9, space="wire"),
