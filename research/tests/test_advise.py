@@ -105,6 +105,18 @@ def test_what_may_save_joules_is_tried_once_rates_are():
     assert found._list_variants() == []
 
 
+def test_a_variant_is_tried_only_if_its_comparison_is_paid_for():
+    """100 J at 1 J a round: the search has 24 J, a rung is 3 J, and a probe 2 J."""
+    found = scored(make_search(FEW), (PLAIN_METHOD, 1.0, 0.8))
+    scored(found, *((PLAIN_METHOD, multiple, 0.5) for multiple in (3.0, 9.0, 1 / 3)))
+    scored(found, ("fedadam + average", 1.0, 0.1))  # 10 J are spent, 14 J left
+    step = next(s for s in found._choose_steps() if s.trial.method in found.variants)
+    assert (step.rung, found._count_needed(step, "joules")) == (-1, pytest.approx(2 + 3))
+    tried = replace(step.trial, record=run_of("x", [0.1] * 2))
+    first = found._plan_step(tried)  # nothing is kept for a climb
+    assert (first.rung, found._count_needed(first, "joules")) == (0, first.cost["joules"])
+
+
 def test_where_bytes_alone_are_limited_training_is_as_it_was():
     found = scored(make_search(FEW, limits={"bytes": 1e9}), (PLAIN_METHOD, 1.0, 0.5))
     assert found._list_variants() == []

@@ -207,9 +207,7 @@ class TrialSearch:
             steps: list[Step] = []
             for trial in trials:
                 step = self._plan_step(trial)
-                # what one of three new trials climbs with is kept, once there are a few to compare
-                climb = REDUCTION_FACTOR if step.rung == 0 and trial.number >= MIN_TRIALS else 0
-                if any(step.cost[axis] * (1 + climb) > left[axis] for axis in left):
+                if any(self._count_needed(step, axis) > left[axis] for axis in left):
                     break
                 left = {axis: left[axis] - step.cost[axis] for axis in left}
                 steps.append(step)
@@ -218,6 +216,19 @@ class TrialSearch:
             if steps:
                 return steps
         return []
+
+    def _count_needed(self, step: Step, axis: str) -> float:
+        """What must be left for a step to be taken.
+
+        What one of three new trials climbs with is kept, once there are a few to compare. A variant
+        has its first rung, where it is compared, paid for before its costs are tried.
+        """
+        is_variant = step.trial.method in self.variants
+        if step.rung < 0:
+            return step.cost[axis] + self._rung_share(0) * self.limits[axis]
+        if step.rung == 0 and step.trial.number >= MIN_TRIALS and not is_variant:
+            return step.cost[axis] * (1 + REDUCTION_FACTOR)
+        return step.cost[axis]
 
     def _list_first_trials(self) -> list[Trial]:
         """What comes before any climb: the trials of prior.py, then rates next to the best one."""
