@@ -58,7 +58,7 @@ class Remembering:
         others = [x for x in self.runs if x.cell == run.cell and x.seed != run.seed]
         summary = memory.summarize_curves([read_curve(x) for x in others])
         for look in stop.assess(run, self.evidence):
-            remembered = memory.recall_gain(summary, look.t)
+            remembered = memory.look_up_earlier_gain(summary, look.t)
             seen = look if remembered is None else add_memory(look, remembered)
             if seen.should_stop:
                 return look.t

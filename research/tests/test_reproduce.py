@@ -725,8 +725,8 @@ def test_the_partition_is_shown(capsys):
 
 def test_the_partition_in_characters():
     assert data_app.format_label_histogram([0, 1, 2, 4]) == "·░▒█"
-    assert data_app.pool_labels(list(range(100)))[:2] == [0 + 1, 2 + 3]
-    assert data_app.pool_labels([1, 2]) == [1, 2]
+    assert data_app.sum_neighbouring_labels(list(range(100)))[:2] == [0 + 1, 2 + 3]
+    assert data_app.sum_neighbouring_labels([1, 2]) == [1, 2]
     assert data_app.format_bar(3, 6, 4) == "██··"
     assert data_app.format_bar(1, 1000, 4) == "▏···"
     # sizes 8 and 2: the larger of two clients is the largest fifth; 4 + 4 are two labels, 2 + 0 is

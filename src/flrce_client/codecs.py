@@ -67,7 +67,7 @@ class EntropyCodec(Codec):
         buffers, client_state = self.inner.encode(u, layout, rng, client_state)
         widths = self.inner.symbol_bits
         coded = {
-            name: entropy.code_buffer(values, widths.get(name, 8))
+            name: entropy.compress_buffer(values, widths.get(name, 8))
             for name, values in buffers.items()
         }
         return coded, client_state

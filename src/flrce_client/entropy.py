@@ -27,7 +27,9 @@ def limit_buffer_bytes(floats: int, tensors: int) -> int:
     return 8 * floats + 64 * tensors + 4096
 
 
-def code_buffer(values: NDArray[Any], bits: int, encode: Encoder = encode_symbols) -> NDArray[Any]:
+def compress_buffer(
+    values: NDArray[Any], bits: int, encode: Encoder = encode_symbols
+) -> NDArray[Any]:
     """A buffer as bytes: how it was coded, its number of values, and the code; as it is where that
     is shorter, bytes behind STORED. `bits`: of a symbol in a buffer of bytes.
     """
@@ -74,7 +76,7 @@ def restore_buffers(
 
 
 def restore_buffer(data: NDArray[Any], bits: int, decode: Decoder = decode_symbols) -> NDArray[Any]:
-    """The buffer that `code_buffer` coded; Malformed where there is none."""
+    """The buffer that `compress_buffer` coded; Malformed where there is none."""
     if data.dtype != np.uint8 or data.ndim != 1:
         return data
     kind = int(data[0]) if len(data) else -1

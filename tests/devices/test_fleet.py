@@ -16,7 +16,13 @@ from hypothesis import strategies as st
 from flrce import Experiment
 from flrce.cli import profile
 from flrce.cli.cli import main
-from flrce.cli.profile import SpeedFit, StepTiming, choose_form, fit_timings, leave_networks_out
+from flrce.cli.profile import (
+    SpeedFit,
+    StepTiming,
+    choose_form,
+    compute_held_out_errors,
+    fit_timings,
+)
 from flrce.devices.availability import DailyRoundAvailability, RandomRoundAvailability
 from flrce.devices.costs import assign_devices, load_profile
 from flrce.devices.energy import EnergyMeter, EnergyReading, extract_counters
@@ -347,11 +353,11 @@ def test_the_form_that_predicts_networks_it_has_not_seen_is_taken():
     by_traffic = make_timings(lambda ops, moved, flops: 1e-4 * ops + 1e-9 * moved + 1e-10 * flops)
     form = choose_form(by_traffic)
     assert form == ("operations", "moved_bytes", "flops")
-    assert max(leave_networks_out(by_traffic, form).values()) < 1e-6
-    assert max(leave_networks_out(by_traffic, ("batches", "flops")).values()) > 1
+    assert max(compute_held_out_errors(by_traffic, form).values()) < 1e-6
+    assert max(compute_held_out_errors(by_traffic, ("batches", "flops")).values()) > 1
     by_rate = make_timings(lambda ops, moved, flops: 1e-3 + 1e-9 * flops)
     assert choose_form(by_rate) == ("batches", "flops")
-    assert max(leave_networks_out(by_rate, ("batches", "flops")).values()) < 1e-6
+    assert max(compute_held_out_errors(by_rate, ("batches", "flops")).values()) < 1e-6
 
 
 def test_a_poor_fit_is_measured_again_and_then_refused(monkeypatch, tmp_path, capsys):

@@ -18,7 +18,7 @@ from flrce.errors import BadInput
 from flrce.flower.session import list_client_state
 from flrce.methods.catalogue import recipes
 from flrce.methods.compression import range_coder
-from flrce.methods.compression.entropy import EntropyCoded, code_buffer, restore_buffer
+from flrce.methods.compression.entropy import EntropyCoded, compress_buffer, restore_buffer
 from flrce.methods.compression.error_feedback import ErrorFeedback
 from flrce.methods.compression.nonzero import NonzeroCoordinates
 from flrce.methods.compression.quantize import Quantizer
@@ -161,7 +161,7 @@ any_buffer = st.sampled_from([np.int16, np.int32, np.float32, np.uint8, np.float
 @given(any_buffer, st.integers(1, 8))
 def test_any_buffer_comes_back(values, bits):
     buffer = torch.from_numpy(values.copy())
-    again = restore_buffer(code_buffer(buffer, bits), bits)
+    again = restore_buffer(compress_buffer(buffer, bits), bits)
     assert again.dtype == buffer.dtype
     assert again.numpy().tobytes() == values.tobytes()
 
@@ -169,23 +169,23 @@ def test_any_buffer_comes_back(values, bits):
 def test_gaps_by_hand():
     # 16 indices 0, 1, ..., 15: every gap is 1, one symbol 0 of no further digits. The head is the
     # kind 3, the count 16 and 0 bytes of digits.
-    coded = code_buffer(torch.arange(16, dtype=torch.int32), 8)
+    coded = compress_buffer(torch.arange(16, dtype=torch.int32), 8)
     assert coded[:3].tolist() == [3, 16, 0]
     assert decode_symbols(coded[3:].numpy(), 16, 7).tolist() == [0] * 16
     # index 4 is a gap of 5 = 101: 2 digits behind the first, of which 0 belongs to the symbol, and
     # 1 travels; index 10 a gap of 6 = 110: symbol 2 * 2 + 1, digit 0. Then gaps of 1.
     values = torch.tensor([4, 10, *range(11, 25)], dtype=torch.int32)
-    coded = code_buffer(values, 8)
+    coded = compress_buffer(values, 8)
     assert coded[:4].tolist() == [3, 16, 1, 0b10_000000]
     assert decode_symbols(coded[4:].numpy(), 16, 7).tolist() == [4, 5, *[0] * 14]
 
 
 def test_bytes_by_hand():
     noise = torch.randint(0, 256, (100,), dtype=torch.uint8)
-    assert code_buffer(noise, 8).tolist() == [0, *noise.tolist()]  # stored, behind one byte
+    assert compress_buffer(noise, 8).tolist() == [0, *noise.tolist()]  # stored, behind one byte
     floats = torch.full((100,), 1.5)  # one exponent: 3 bytes each, the head 1 + 1, few more
-    assert 302 < code_buffer(floats, 8).numel() < 302 + 20
-    assert code_buffer(torch.ones(15), 8).dtype == torch.float32  # too few
+    assert 302 < compress_buffer(floats, 8).numel() < 302 + 20
+    assert compress_buffer(torch.ones(15), 8).dtype == torch.float32  # too few
 
 
 def quantised_payload():
@@ -299,9 +299,9 @@ def test_fair_bits_are_not_coded_and_others_are():
     """Random bits travel as they are; ones then zeros, of which half are ones too, are coded."""
     draw = np.random.default_rng(0)
     fair = torch.from_numpy(np.packbits(draw.integers(0, 2, 2**15, dtype=np.uint8)))
-    assert code_buffer(fair, 1).nbytes == fair.nbytes + 1
+    assert compress_buffer(fair, 1).nbytes == fair.nbytes + 1
     halves = torch.cat([torch.full((2**11,), 255), torch.zeros(2**11)]).byte()
-    coded = code_buffer(halves, 1)
+    coded = compress_buffer(halves, 1)
     assert coded.nbytes < halves.nbytes / 10
     for buffer in (fair, halves):
-        assert torch.equal(restore_buffer(code_buffer(buffer, 1), 1), buffer)
+        assert torch.equal(restore_buffer(compress_buffer(buffer, 1), 1), buffer)

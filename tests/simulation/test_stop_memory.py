@@ -15,7 +15,7 @@ from flrce.methods.stopping.memory import (
     describe_recorded_tasks,
     hash_summary,
     load_recorded_tasks,
-    recall_gain,
+    look_up_earlier_gain,
     summarize_curves,
 )
 from flrce.simulation import runs
@@ -32,10 +32,10 @@ def test_a_summary_worked_by_hand():
     """Gains of 4 and 2 points at round 16: mean 3, spread sqrt 2; a run alone has the usual one."""
     summary = summarize_curves([{16: 4.0, 32: 1.0}, {16: 2.0}])
     assert summary == (16.0, 3.0, 1.4142, 2.0, 32.0, 1.0, 1.5, 1.0)
-    assert recall_gain(summary, 18).mean == 3.0
-    assert recall_gain(summary, 70) is None
+    assert look_up_earlier_gain(summary, 18).mean == 3.0
+    assert look_up_earlier_gain(summary, 70) is None
     assert hash_summary(summary) != hash_summary(summary[:4])
-    near = recall_gain(summary, 16)
+    near = look_up_earlier_gain(summary, 16)
     theirs = 1.4142 * math.sqrt(1.5)
     expected = (0.5 / 1.0 + 3.0 / theirs**2) / (1.0 + 1 / theirs**2)
     assert blend_gains(0.5, 1.0, near) == pytest.approx(expected)

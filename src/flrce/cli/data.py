@@ -82,7 +82,7 @@ def print_partition(described: Mapping[str, Any], title: str, classes: int) -> N
     if labels is not None:
         headings.append(f"labels {format_label_range(classes)}")
         for row, counts in zip(rows, labels, strict=True):
-            row.append(format_label_histogram(pool_labels(counts)))
+            row.append(format_label_histogram(sum_neighbouring_labels(counts)))
     print_table(title, headings, rows)
     if labels is not None:
         print(describe_skew(sizes, labels))
@@ -111,7 +111,7 @@ def format_bar(count: int, most: int, width: int = 12) -> str:
     return ("█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()).ljust(width, "·")
 
 
-def pool_labels(labels: list[int]) -> list[int]:
+def sum_neighbouring_labels(labels: list[int]) -> list[int]:
     """Neighbouring labels summed, where there are too many for one character each."""
     step = -(-len(labels) // MAX_LABEL_CHARACTERS)
     return [sum(labels[i : i + step]) for i in range(0, len(labels), step)]

@@ -159,7 +159,7 @@ def fit_timings(timings: Sequence[StepTiming], form: Sequence[str]) -> SpeedFit:
     return SpeedFit(dict(zip(form, (solution / scale).tolist(), strict=True)))
 
 
-def leave_networks_out(timings: Sequence[StepTiming], form: Sequence[str]) -> dict[str, float]:
+def compute_held_out_errors(timings: Sequence[StepTiming], form: Sequence[str]) -> dict[str, float]:
     """Network -> the largest error of its timings as predicted by a fit of the others."""
     names = dict.fromkeys(timing.network for timing in timings)
     if len(names) < 2:
@@ -176,7 +176,7 @@ def choose_form(timings: Sequence[StepTiming]) -> Sequence[str]:
     networks = {timing.network for timing in timings}
     if len(networks) < 3 or not all(timing.work["operations"] for timing in timings):
         return FITTED_FORMS[0]
-    return min(FITTED_FORMS, key=lambda f: median(leave_networks_out(timings, f).values()))
+    return min(FITTED_FORMS, key=lambda f: median(compute_held_out_errors(timings, f).values()))
 
 
 def measure_speed(
@@ -188,7 +188,7 @@ def measure_speed(
         timings = time_steps(trials)
         form = choose_form(timings)
         fit = fit_timings([timing for timing in timings if timing.fitted], form)
-        errors = leave_networks_out(timings, form)
+        errors = compute_held_out_errors(timings, form)
         tries.append((find_largest_error(fit, errors, timings), fit, errors, timings))
         if tries[-1][0] <= POOR_ERROR and fit.seconds_each["flops"]:
             break

@@ -224,7 +224,7 @@ TROUBLE_KINDS: dict[str, Callable[..., Any]] = {
 }
 
 
-def get_kind_name(kind: Any) -> str:
+def get_trouble_name(kind: Any) -> str:
     """The name of a kind: as in KINDS, or its class's."""
     return next(
         (name for name, make in TROUBLE_KINDS.items() if make is type(kind)), type(kind).__name__
@@ -247,8 +247,8 @@ def apply_trouble(fleet: PartitionedData, kinds: Sequence[Any], seed: int) -> Pa
         fleet = kind.apply_to_fleet(fleet, rows, seed)
         slow = [client for client in fleet.trouble.slow if client not in before]
         clients = slow if isinstance(kind, SlowLabels) else [fleet.clients[k] for k in sorted(rows)]
-        who[get_kind_name(kind)] = tuple(
-            dict.fromkeys((*who.get(get_kind_name(kind), ()), *clients))
+        who[get_trouble_name(kind)] = tuple(
+            dict.fromkeys((*who.get(get_trouble_name(kind), ()), *clients))
         )
     return _update_trouble(fleet, who=who)
 

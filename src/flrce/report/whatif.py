@@ -121,14 +121,14 @@ def replay_rule(run: RecordedRun, name: str, rule: StopRule) -> ReplayOutcome:
         )
         why = before(run.rounds[:i], [cost]) if before else ""
         if why:
-            return _build_outcome(run, name, why, i)
+            return _cut_run(run, name, why, i)
         why = rule(run.rounds[: i + 1]) if h.outcome == "committed" else ""
         if why:
-            return _build_outcome(run, name, why, i + 1)
-    return _build_outcome(run, name, "", len(run.rounds))
+            return _cut_run(run, name, why, i + 1)
+    return _cut_run(run, name, "", len(run.rounds))
 
 
-def _build_outcome(run: RecordedRun, name: str, why: str, kept: int) -> ReplayOutcome:
+def _cut_run(run: RecordedRun, name: str, why: str, kept: int) -> ReplayOutcome:
     """The run cut after its first `kept` records."""
     head, tail = run.rounds[:kept], run.rounds[kept:]
     seen = next((h for h in reversed(head) if h.last_model_metric is not None), RoundRecord(0))

@@ -64,7 +64,7 @@ class DeviceSchedulers:
     ) -> "RunSlot":
         """A slot at the scheduler of this network and these samples."""
         fixed = tuple(
-            _identify_parameter(p) for p in runner.net.parameters() if not p.requires_grad
+            _fingerprint_parameter(p) for p in runner.net.parameters() if not p.requires_grad
         )
         key = (
             id(runner.x),
@@ -85,7 +85,7 @@ class DeviceSchedulers:
         return RunSlot(self.schedulers[key], runner, placing)
 
 
-def _identify_parameter(p: Tensor) -> int | str:
+def _fingerprint_parameter(p: Tensor) -> int | str:
     """What tells fixed parameters apart: where they lie for those that came from a file, else their
     values.
     """

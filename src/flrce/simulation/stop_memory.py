@@ -13,7 +13,7 @@ from flrce.methods.stopping.memory import (
     GainCurve,
     compute_gain_curve,
     hash_summary,
-    recall_gain,
+    look_up_earlier_gain,
     summarize_curves,
 )
 from flrce.storage.read import RecordedRun, read_runs
@@ -95,5 +95,5 @@ def _is_too_early(rule: MarginalGain, run: RecordedRun, curve: GainCurve) -> boo
     if look is None:
         return False
     flat = [x for t, gain in sorted(curve.items()) for x in (float(t), gain, 1.0, 1.0)]
-    gained = recall_gain(flat, look.t)
+    gained = look_up_earlier_gain(flat, look.t)
     return gained is not None and gained.mean >= look.price

@@ -27,7 +27,7 @@ from flrce.training.batches import SampleBatches, Samples
 from flrce.training.cpu import Kernel, build_kernel, explain_no_kernel
 from flrce.training.cpu.blocks import split_blocks
 from flrce.training.cpu.emit import write_source
-from flrce.training.cpu.frames import Axis
+from flrce.training.cpu.frames import ConvolutionAxis
 from flrce.training.cpu.stages import plan_stages
 
 SCALE, SHIFT = 1 / 64, -2.0
@@ -619,7 +619,7 @@ def test_axis_against_plain_loops(size, kernel_size, stride, padding):
     out = (size + 2 * padding - kernel_size) // stride + 1
     if out < 1:
         return
-    axis = Axis(size, out, kernel_size, stride, padding)
+    axis = ConvolutionAxis(size, out, kernel_size, stride, padding)
     pairs = {(o, k, o * stride - padding + k) for o in range(out) for k in range(kernel_size)}
     real = {(o, k, i) for o, k, i in pairs if 0 <= i < size}
     assert set(range(axis.live, axis.dead)) >= {o for o, _, _ in real}

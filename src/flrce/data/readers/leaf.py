@@ -34,7 +34,7 @@ SHAKESPEARE_SYMBOLS = (
 UserSamples = tuple[NDArray[np.uint8], NDArray[np.int64]]  # (n, 784), (n,) of one user
 
 
-def _refuse(path: Path, problem: str) -> BadInput:
+def _make_leaf_error(path: Path, problem: str) -> BadInput:
     return BadInput(f"{format_path(path)} {problem}; {FILE_REMEDY}")
 
 
@@ -52,7 +52,7 @@ def read_femnist_leaf(folder: Path, progress: bool = False) -> Source:
     """FEMNIST with the writer of each character; training and test files are one pool."""
     files = list_leaf_files(folder)
     if not files:
-        raise _refuse(folder, "holds no json files")
+        raise _make_leaf_error(folder, "holds no json files")
     owners: list[str] = []
     parts: list[UserSamples] = []
     for path in track_progress(files, "femnist", progress):
@@ -60,12 +60,12 @@ def read_femnist_leaf(folder: Path, progress: bool = False) -> Source:
             owners.append(user)
             parts.append(_convert_samples(path, user, rows, labels))
     if not parts:
-        raise _refuse(folder, "names no users")
+        raise _make_leaf_error(folder, "names no users")
     names, codes = np.unique(np.array(owners, object), return_inverse=True)
     x = np.concatenate([x for x, _ in parts]).reshape(-1, 1, 28, 28)
     y = np.concatenate([y for _, y in parts])
     if not len(y):
-        raise _refuse(folder, "holds no samples")
+        raise _make_leaf_error(folder, "holds no samples")
     if x.mean() > 127.5:
         np.subtract(255, x, out=x)
     group = np.repeat(codes, [len(y) for _, y in parts]).astype(np.int64)
@@ -76,7 +76,7 @@ def read_leaf_users(path: Path) -> list[tuple[str, list[Any], list[Any], bool]]:
     """(user, x, y, is for evaluation) of a file or a folder's; users without samples left out."""
     files = [path] if path.is_file() else list_leaf_files(path)
     if not files:
-        raise _refuse(path, "holds no json files")
+        raise _make_leaf_error(path, "holds no json files")
     rows = [
         (user, x, y, file.parent.name == "test")
         for file in files
@@ -84,7 +84,7 @@ def read_leaf_users(path: Path) -> list[tuple[str, list[Any], list[Any], bool]]:
         if x
     ]
     if not rows:
-        raise _refuse(path, "holds no samples")
+        raise _make_leaf_error(path, "holds no samples")
     return rows
 
 
@@ -95,16 +95,16 @@ def parse_leaf_file(path: Path) -> list[tuple[str, list[Any], list[Any]]]:
     except BadInput:
         raise
     except (ValueError, RecursionError) as why:
-        raise _refuse(path, "is no complete json") from why
+        raise _make_leaf_error(path, "is no complete json") from why
     match content:
         case {"users": list(names), "num_samples": list(counts), "user_data": dict(data)}:
             complete = len(names) == len(counts)
         case _:
             complete = False
     if not complete:
-        raise _refuse(path, "is no LEAF file: users, num_samples and user_data must agree")
+        raise _make_leaf_error(path, "is no LEAF file: users, num_samples and user_data must agree")
     if twice := [user for user, times in Counter(map(str, names)).items() if times > 1]:
-        raise _refuse(path, f"lists user {twice[0]!a:.80} more than once")
+        raise _make_leaf_error(path, f"lists user {twice[0]!a:.80} more than once")
     return [
         (str(user), *_get_user_samples(path, user, count, data))
         for user, count in zip(names, counts, strict=True)
@@ -120,7 +120,9 @@ def _get_user_samples(
         case {"x": list(rows), "y": list(labels)} if len(rows) == len(labels) == count:
             return rows, labels
         case _:
-            raise _refuse(path, f"lacks samples of user {user!a:.80}, or counts them wrongly")
+            raise _make_leaf_error(
+                path, f"lacks samples of user {user!a:.80}, or counts them wrongly"
+            )
 
 
 def _convert_samples(path: Path, user: str, rows: list[Any], labels: list[Any]) -> UserSamples:
@@ -131,12 +133,12 @@ def _convert_samples(path: Path, user: str, rows: list[Any], labels: list[Any]) 
         y = exact.astype(np.int64)
     except (ValueError, TypeError, OverflowError) as why:
         problem = f"user {user!a:.80} has samples that are not {PIXELS_PER_IMAGE} numbers"
-        raise _refuse(path, problem) from why
+        raise _make_leaf_error(path, problem) from why
     if not ((pixels >= 0) & (pixels <= 1)).all():  # also false for NaN
-        raise _refuse(path, f"user {user!a:.80} has pixels outside 0 to 1")
+        raise _make_leaf_error(path, f"user {user!a:.80} has pixels outside 0 to 1")
     # text and halves would be rounded to a class
     if exact.dtype.kind not in "iuf" or (exact != y).any():
-        raise _refuse(path, f"user {user!a:.80} has labels that are no whole numbers")
+        raise _make_leaf_error(path, f"user {user!a:.80} has labels that are no whole numbers")
     check_labels(path, y, len(pixels), len(EMNIST_CLASSES), FILE_REMEDY)
     return np.rint(pixels * 255).astype(np.uint8), y
 

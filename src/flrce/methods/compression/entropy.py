@@ -36,7 +36,7 @@ class EntropyCoded(WrappingCompressor):
         payload, client_state = self.inner.encode(u, layout, rng, client_state)
         widths = self.inner.symbol_bits
         coded = {
-            name: code_buffer(buffer, widths.get(name, 8))
+            name: compress_buffer(buffer, widths.get(name, 8))
             for name, buffer in payload.buffers.items()
         }
         return Payload(coded), client_state
@@ -53,15 +53,15 @@ class EntropyCoded(WrappingCompressor):
         return None
 
 
-def code_buffer(buffer: Tensor, bits: int) -> Tensor:
+def compress_buffer(buffer: Tensor, bits: int) -> Tensor:
     """A buffer as bytes, by the compiled coder; as it is where that is shorter."""
     values = buffer.numpy(force=True)
-    coded = entropy.code_buffer(values, bits, encode_symbols)
+    coded = entropy.compress_buffer(values, bits, encode_symbols)
     return buffer if coded is values else torch.from_numpy(coded)
 
 
 def restore_buffer(buffer: Tensor, bits: int) -> Tensor:
-    """The buffer that `code_buffer` coded; Malformed where there is none."""
+    """The buffer that `compress_buffer` coded; Malformed where there is none."""
     data = buffer.numpy(force=True)
     values = entropy.restore_buffer(data, bits, decode_symbols)
     return buffer if values is data else torch.from_numpy(values)

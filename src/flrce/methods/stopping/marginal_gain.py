@@ -27,7 +27,7 @@ from flrce.methods.stopping.memory import (
     RememberedGain,
     blend_gains,
     describe_recorded_tasks,
-    recall_gain,
+    look_up_earlier_gain,
 )
 from flrce.methods.stopping.trend import (
     LOG_METRICS,
@@ -181,7 +181,7 @@ class MarginalGain(StopRule):
     def estimate(self, found: ProgressReports, t: int, price: float) -> GainEstimate | None:
         """A look after round t, by the record and by what earlier runs gained."""
         own = estimate_gain(found, t, price, self.evidence)
-        remembered = recall_gain(self.earlier, t) if self.earlier else None
+        remembered = look_up_earlier_gain(self.earlier, t) if self.earlier else None
         return own if own is None or remembered is None else add_memory(own, remembered)
 
     def __call__(self, history: Sequence[RoundRecord]) -> str:

@@ -74,7 +74,7 @@ def hash_summary(summary: Sequence[float]) -> str:
     return hashlib.blake2b(repr(tuple(summary)).encode(), digest_size=8).hexdigest()
 
 
-def recall_gain(summary: Sequence[float], t: int) -> RememberedGain | None:
+def look_up_earlier_gain(summary: Sequence[float], t: int) -> RememberedGain | None:
     """The row nearest to round t on a logarithmic scale; None further than half a doubling away."""
     rows = [tuple(summary[i : i + COLUMNS]) for i in range(0, len(summary), COLUMNS)]
     nearest = min(rows, key=lambda row: abs(math.log2(row[0] / t)), default=None)

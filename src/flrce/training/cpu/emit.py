@@ -27,7 +27,12 @@ def write_source(plan: Plan, machine: Processor) -> str:
         f"#define CHANNELS {widest}",
         define_interleaving(machine.lanes),
     ]
-    headers = ("prelude.h", "normal.h", "alone.h", *(("joined.h",) if plan.skips else ()))
+    headers = (
+        "prelude.h",
+        "normal.h",
+        "alone.h",
+        *(("joined.h",) if plan.has_skip_connections else ()),
+    )
     parts += [(HERE / name).read_text() for name in headers]
     parts += [_write_workspace(settings, frames[-1].size, floats), _write_places(settings[0])]
     parts += [

@@ -37,7 +37,7 @@ def make_tight_frame(shape: Shape) -> Frame:
 
 
 @dataclass(frozen=True)
-class Axis:
+class ConvolutionAxis:
     """One axis of a convolution: outputs [live, dead) see at least one input, the others padding
     only.
     """
@@ -89,10 +89,10 @@ class Axis:
         return out * self.stride - self.padding + self.before
 
 
-def get_axes(stage: Stage) -> tuple[Axis, Axis]:
+def get_axes(stage: Stage) -> tuple[ConvolutionAxis, ConvolutionAxis]:
     """A convolution's rows and columns."""
     windows = (stage.inside[1:], stage.middle[1:], stage.kernel, stage.stride, stage.padding)
-    h, w = (Axis(*sizes) for sizes in zip(*windows, strict=True))
+    h, w = (ConvolutionAxis(*sizes) for sizes in zip(*windows, strict=True))
     return h, w
 
 

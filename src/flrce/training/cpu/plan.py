@@ -72,6 +72,6 @@ class Plan:
     blocks: int  # how many trained layers, the limit of `first`; 1 where layers are skipped
 
     @property
-    def skips(self) -> bool:
+    def has_skip_connections(self) -> bool:
         """Whether any stage's output is read by another than the next."""
         return any(stage.op == "sum" for stage in self.stages)
