@@ -25,7 +25,7 @@ settings.load_profile("flrce")
 #: begun first, so that of two workers none is left with a long file at the end
 LONGEST = (
     "test_recipes",
-    "test_flower",
+    "test_strategy",
     "test_reproduce",
     "test_gpu_scheduler",
     "test_native",
@@ -33,7 +33,7 @@ LONGEST = (
     "test_browser",
     "test_arena",
     "test_methods",
-    "test_flower_app",
+    "test_app",
     "test_task_kinds",
     "test_report",
     "test_lora",
@@ -47,7 +47,7 @@ LONGEST = (
     "test_whatif",
     "test_server_memory",
     "test_variants",
-    "test_flower_secure",
+    "test_secure",
     "test_pending_tasks",
     "test_battery",
     "test_sampling",

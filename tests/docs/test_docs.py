@@ -365,9 +365,9 @@ def test_the_figures_are_drawn(tmp_path: Path) -> None:
         assert (DOCS / "img" / name).exists()
 
 
-def test_the_gallery_has_ten_pictures() -> None:
+def test_the_gallery_has_eight_pictures() -> None:
     shown = script("gallery").pictures()
-    assert len(shown) == len(set(shown)) == 10
+    assert len(shown) == len(set(shown)) == 8
     for name in shown:
         ElementTree.parse(DOCS / "img" / name)
         assert (

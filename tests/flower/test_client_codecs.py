@@ -119,7 +119,7 @@ def test_codes_within_codes(name):
 def test_compressors_without_a_code_are_named_in_the_manual():
     """`flrce.flower.compressing` encodes those with torch; flrce-client refuses them."""
     assert set(CODECS) <= set(PIECES["compressor"])
-    manual = (Path(__file__).resolve().parents[2] / "docs" / "flower.md").read_text()
+    manual = (Path(__file__).resolve().parents[2] / "docs" / "flower-clients.md").read_text()
     for name in set(PIECES["compressor"]) - set(CODECS):
         assert f"`{name}`" in manual
 
