@@ -19,6 +19,7 @@ from flrce.core.downlink import (
     decode_model,
     encode_model,
     encode_model_batch,
+    split_batches,
 )
 from flrce.core.memory_limits import check_memory, estimate_server_bytes
 from flrce.core.types import ClientCost, Download, Payload, Reply, Task
@@ -429,3 +430,11 @@ def test_models_encoded_together_are_those_encoded_alone():
     assert DownloadRequest(tasks[0], part, torch.device("cuda")).batch_code == code
     held = HeldPart(torch.arange(400), (("a.weight", 400),), 400)
     assert DownloadRequest(tasks[0], held, torch.device("cuda")).batch_code is None
+
+
+@pytest.mark.parametrize(("floats", "sizes"), [(1, [5]), (1 << 23, [2, 2, 1]), (1 << 30, [1] * 5)])
+def test_batches_of_models_are_bounded_by_their_floats(floats, sizes):
+    # 2^24 floats at once: two models of 2^23, and a larger model by itself
+    batches = split_batches(list(range(5)), floats)
+    assert [len(batch) for batch in batches] == sizes
+    assert [i for batch in batches for i in batch] == list(range(5))

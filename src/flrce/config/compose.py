@@ -323,7 +323,7 @@ def _explain_wrong_objective(kind: type) -> str:
     if has_member(kind, "losses", "evaluation_metrics"):
         return ""
     lacks = f"{kind.__name__} has no losses(out, y) or no evaluation_metrics"
-    return f"{lacks}, so it is no objective; see docs/piece-objective.md"
+    return f"{lacks}, so it is not an objective; see docs/piece-objective.md"
 
 
 def _build_inner_pieces(role: str, wanted: Any, where: str) -> Any:

@@ -243,10 +243,10 @@ def book_costs(
     A download is charged when it is sent, even to a client that then fails. Late, duplicate and
     unasked replies get lines of their own, all waste: what travelled was paid for. The round lasts
     as long as the slowest reply that counts, or up to the deadline where one was missed, or until
-    it is known that a client left whose reply would have counted among the first `keep`; whoever is
-    done sooner idles until then, and its line says so: the lines add up to the round. Where `due`
-    says how long the round lasted, nobody waits. Clients that were `asked` for their loss have
-    lines too; that comes before training.
+    it is known that a client left whose reply would have counted among the first `keep`. A client
+    that is done sooner idles until then, and its line has the idle seconds, so that the lines add
+    up to the round. Where `due` has the round's measured seconds, nobody waits. Clients that were
+    `asked` for their loss have lines too; that comes before training.
     """
     tasks = due.tasks
     first, strays = match_replies(tasks, replies)

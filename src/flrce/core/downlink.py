@@ -18,7 +18,7 @@ from flrce_client.downloads import STATISTICS_KEY as STATISTICS_KEY
 from flrce_client.streams import make_download_stream as make_download_stream
 
 HOST = torch.device("cpu")
-MAX_BATCH_FLOATS = 1 << 26  # of models that are encoded at once
+MAX_BATCH_FLOATS = 1 << 24  # that are encoded at once: some 0.7 GB of a device's memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,22 +114,29 @@ def encode_model_batch(
 ) -> list[tuple[Payload, Tensor]]:
     """As `encode_model` of requests for whole models, together and on their device."""
     part, device = requests[0].part, requests[0].device
-    d, there = part.trained, to_device(torch.stack(list(bases)), device)
+    d, models = part.trained, to_device(torch.stack(list(bases)), device)
     target = to_device(w, device)
-    same = (there == target).all(1).tolist()
+    unchanged = (models == target).all(1).tolist()
     rngs = [make_download_stream(r.task.seed, r.task.t, r.task.client) for r in requests]
-    differences = (target[:d] - there[:, :d]).float()
+    differences = (target[:d] - models[:, :d]).float()
     payloads, decoded = code.encode_batch(differences, part.trained_layout, rngs)
-    there[:, :d] += decoded.to(there.dtype)
-    there[:, d:] = target[d:]
+    models[:, :d] += decoded.to(models.dtype)
+    models[:, d:] = target[d:]
     statistics = {STATISTICS_KEY: w[d:].clone()} if part.size > d else {}
-    models = to_host(there)
     return [
         (Payload({}), base.clone())
-        if unchanged
+        if is_same
         else (Payload({**payload.buffers, **statistics}), model)
-        for payload, model, base, unchanged in zip(payloads, models, bases, same, strict=True)
+        for payload, model, base, is_same in zip(
+            payloads, to_host(models), bases, unchanged, strict=True
+        )
     ]
+
+
+def split_batches(places: Sequence[int], floats: int) -> list[Sequence[int]]:
+    """Places of vectors of so many floats, in groups that are encoded at once."""
+    count = max(1, MAX_BATCH_FLOATS // max(1, floats))
+    return [places[start : start + count] for start in range(0, len(places), count)]
 
 
 def decode_model(

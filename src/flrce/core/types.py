@@ -179,7 +179,7 @@ class Reply:
     client_state: Mapping[str, Tensor] = field(default_factory=dict)
     steps: int | None = None  # batches that it trained on, where it stopped before all of them
     error: str = ""
-    base: str = ""  # fingerprint of the model that the client was sent, where it says so
+    base: str = ""  # fingerprint of the model that the client was sent; "" if not given
     lost_base: bool = False  # the client does not hold the model that its download refers to
     judged: ClientEvaluation | None = None  # where its task asked for it and it holds samples back
 

@@ -272,7 +272,7 @@ def _is_own_reply(echo: Mapping[str, Any], task: Task) -> bool:
 
 
 def _read_evaluation(echo: Mapping[str, Any]) -> ClientEvaluation | None:
-    """What a client made of the model on its hold-out, where it says so."""
+    """The metric of the model on the client's hold-out, if the reply has one."""
     if KEY_PREFIX + "held" not in echo:
         return None
     return ClientEvaluation(echo[KEY_PREFIX + "held"], echo.get(KEY_PREFIX + "held-n", 0))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from flrce.core import tensor_bytes
-from flrce.core.downlink import MAX_BATCH_FLOATS
+from flrce.core.downlink import split_batches
 from flrce.core.payloads import fingerprint_model, make_encoding_stream
 from flrce.core.roles import Compressor
 from flrce.core.types import Payload, RepliesWithTable, Reply
@@ -253,14 +253,12 @@ class RunSlot(Workers):
         payloads: dict[int, Payload] = {}
         for (code, _), members in groups.items():
             part = tasks[members[0]].part
-            count = max(1, MAX_BATCH_FLOATS // max(1, len(tasks[members[0]].start)))
-            for start in range(0, len(members), count):
-                batch = members[start : start + count]
+            for batch in split_batches(members, len(tasks[members[0]].start)):
                 updates = torch.stack([trained[i].w - tasks[i].start for i in batch])
                 rngs = [make_encoding_stream(tasks[i].task) for i in batch]
                 with self.device_lock:
-                    there = tensor_bytes.to_device(updates, self.scheduler.device)
-                    encoded, decoded = code.encode_batch(there, part.names, rngs)
+                    on_device = tensor_bytes.to_device(updates, self.scheduler.device)
+                    encoded, decoded = code.encode_batch(on_device, part.names, rngs)
                     decoded = tensor_bytes.to_host(decoded)
                 for i, payload, u in zip(batch, encoded, decoded, strict=True):
                     payloads[i] = replace(payload, decoded=u)

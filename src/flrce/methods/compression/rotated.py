@@ -137,11 +137,12 @@ class RotatedCode(Compressor):
             columns["statistics"] = torch.cat([updates[:, span] for span in exact], 1).float()
         rows = {name: column.cpu() for name, column in columns.items()}
         payloads = [Payload({name: own[i] for name, own in rows.items()}) for i in range(K)]
-        decoded, at = updates.float().clone(), 0  # what travels as float32 stays
+        decoded, start = updates.float().clone(), 0  # what travels as float32 stays
         values = torch.cat(rotated, 1)[:, :n] * signs
         for span in coded:
             width = span.stop - span.start
-            decoded[:, span], at = values[:, at : at + width], at + width
+            decoded[:, span] = values[:, start : start + width]
+            start += width
         return payloads, decoded
 
     def estimate_bytes(self, layout: TensorSizes, rng: Generator) -> int:

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from flrce.core.downlink import (
-    MAX_BATCH_FLOATS,
     DownloadRequest,
     EncodedModel,
     encode_model,
     encode_model_batch,
+    split_batches,
     with_bytes,
 )
 from flrce.core.pieces import Recipe
@@ -116,17 +116,14 @@ def _build_model(request: DownloadRequest, payload: Payload, model: Tensor) -> E
 
 def _group_batches(
     requests: Sequence[DownloadRequest], size: int
-) -> list[tuple[Compressor, list[int]]]:
+) -> list[tuple[Compressor, Sequence[int]]]:
     """(code, places of the requests that it encodes together), as many as memory has room for."""
     groups: dict[Compressor, list[int]] = {}
     for i, request in enumerate(requests):
         if request.batch_code is not None:
             groups.setdefault(request.batch_code, []).append(i)
-    count = max(1, MAX_BATCH_FLOATS // max(1, size))
     return [
-        (code, places[start : start + count])
-        for code, places in groups.items()
-        for start in range(0, len(places), count)
+        (code, batch) for code, places in groups.items() for batch in split_batches(places, size)
     ]
 
 
